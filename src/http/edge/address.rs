@@ -39,6 +39,8 @@ pub(crate) enum HostCheck {
     Foreign,
     /// An IP address that is not allowed. No page of another site has one as its host by rebinding a name.
     ForeignAddress,
+    /// No host in a request of HTTP/1.0, which needs none: 400 but for probes.
+    Missing,
     /// The host is missing, repeated, malformed or contradictory: 400.
     Malformed,
 }
@@ -157,6 +159,8 @@ impl Allowed {
             },
         };
         let (host, port) = match (header, target) {
+            // RFC 9112, section 3.2: a request of HTTP/1.1 is refused without `Host`.
+            (None, None) if version < Version::HTTP_11 => return HostCheck::Missing,
             (None, None) => return HostCheck::Malformed,
             // RFC 9112, section 3.2: HTTP/1.1 needs `Host` even if the target is absolute.
             (None, Some(_)) if version < Version::HTTP_2 => return HostCheck::Malformed,

@@ -11,7 +11,7 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderValue, Method};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::gate::Gate;
+use super::gate::{Admitted, Gate};
 use super::routes::{Routes, panic_response};
 use super::{hops, operators};
 use crate::base::budget::Budget;
@@ -35,6 +35,13 @@ enum ListenerGate {
     Public(Arc<Gate>),
     /// Gate for other replicas.
     Replicas(Arc<Cluster>),
+}
+
+/// A request that has been received, until it is answered.
+pub(crate) struct Received {
+    request: Request,
+    /// What the gate of the public listener knows of it.
+    admitted: Option<Admitted>,
 }
 
 impl App {
@@ -76,23 +83,57 @@ impl App {
         }
     }
 
+    /// Receives a request from `peer`, before anything is waited for.
+    ///
+    /// # Errors
+    ///
+    /// The answer to a request that is refused at once.
+    pub(crate) fn receive(&self, peer: SocketAddr, request: Request) -> Result<Received, Response> {
+        let ListenerGate::Public(gate) = &self.gate else {
+            let admitted = None;
+            return Ok(Received { request, admitted });
+        };
+        let is_head = request.method() == Method::HEAD;
+        let received = gate.receive(peer.ip(), request);
+        let received = received.map_err(|refused| of_method(is_head, refused));
+        received.map(|(request, admitted)| Received {
+            request,
+            admitted: Some(admitted),
+        })
+    }
+
     /// Answers one request from `peer`.
-    pub(crate) async fn answer(&self, peer: SocketAddr, request: Request) -> Response {
+    pub(crate) async fn answer(&self, peer: SocketAddr, received: Received) -> Response {
         let Self { routes, gate } = self;
+        let Received { request, admitted } = received;
         let is_head = request.method() == Method::HEAD;
         let response = match gate {
             ListenerGate::Operators(bound) => match operators::check(*bound, &request) {
                 Ok(()) => routes.call(request).await,
                 Err(refused) => refused,
             },
-            ListenerGate::Public(gate) => gate.pass(peer, request, routes).await,
+            ListenerGate::Public(gate) => {
+                let admitted = match admitted {
+                    Some(admitted) => Ok((request, admitted)),
+                    None => gate.receive(peer.ip(), request),
+                };
+                match admitted {
+                    Ok((request, admitted)) => gate.pass(request, admitted, routes).await,
+                    Err(refused) => refused,
+                }
+            }
             ListenerGate::Replicas(cluster) => hops::pass(cluster, peer, request, routes).await,
         };
-        if is_head {
-            without_body(response)
-        } else {
-            response
-        }
+        of_method(is_head, response)
+    }
+}
+
+/// Turns a response into that of the method of its request.
+fn of_method(is_head: bool, response: Response) -> Response {
+    if is_head {
+        without_body(response)
+    } else {
+        response
     }
 }
 

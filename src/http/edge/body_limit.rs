@@ -81,6 +81,24 @@ impl BodyState {
         has_room
     }
 
+    /// The share of its address.
+    pub(super) fn budget(&self) -> &Arc<Budget> {
+        &self.0.budget
+    }
+
+    /// Whether its address has no more in use than this percentage of all that there is.
+    pub(super) fn is_within(&self, percentage: u64) -> bool {
+        let budget = &self.0.budget;
+        budget.used() <= budget.total() / 100 * percentage
+    }
+
+    /// Gives back what was drawn, and holds what is left of a request that is refused.
+    pub(super) fn keep(&self, bytes: u64) {
+        let Shared { budget, drawn, .. } = &*self.0;
+        budget.take(bytes);
+        budget.give_back(drawn.swap(bytes, Ordering::Relaxed));
+    }
+
     /// Counts the parts of an answer, each of them as `least` bytes or more, until the client has taken them. They exist
     /// already, so that none is refused.
     pub(super) fn count_until_taken(&self, answer: Body, least: u64) -> Body {
@@ -270,6 +288,9 @@ impl HttpBody for LimitedBody {
 const STALL: Duration = Duration::from_secs(20);
 /// Bytes of a body that an HTTP/2 client may send before they are read.
 pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
+/// Most bytes of trailers of a request over HTTP/2, which h2 keeps with their stream also if nobody reads its body. Each may
+/// name a field.
+pub(crate) const TRAILERS_MAX: usize = 128;
 /// Parts of a body (chunks of HTTP/1.1, DATA frames of HTTP/2, or what was read at once) that may come whatever their
 /// size: clients that write as they serialize send one for each token.
 const PARTS: usize = 8 << 10;

@@ -2,6 +2,8 @@
 //!
 //! Not here: the check of the origin (`address`).
 
+use std::collections::HashSet;
+
 use axum::body::Body;
 use axum::response::Response;
 use http::header::{
@@ -25,16 +27,24 @@ pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
 /// Answers a preflight. [`allow_origin`] adds the origin, as to every response.
 pub(crate) fn preflight(headers: &HeaderMap) -> Response {
     let mut allowed = REQUEST_HEADERS.join(", ");
+    let mut known = HashSet::new();
     // SEP-2243 lets a server name its own header fields, which cannot be listed in advance.
     headers
         .get_all(ACCESS_CONTROL_REQUEST_HEADERS)
         .iter()
         .flat_map(|line| line.to_str().unwrap_or("").split(','))
-        .map(|name| name.trim().to_ascii_lowercase())
+        .map(str::trim)
+        // Over HTTP/2 a byte may stand for a name of kilobytes, and the answer repeats it.
+        .filter(|name| name.len() <= NAME_MAX)
+        .map(str::to_ascii_lowercase)
         .filter(|name| name.starts_with(ARGUMENT_PREFIX) && name.bytes().all(is_token))
+        .filter(|name| known.insert(name.clone()))
         // As many as a tool may have, so that preflights are no amplifier.
         .take(MAX_ARGUMENTS)
         .for_each(|name| {
+            if allowed.len() + name.len() + 2 > ALLOWED_MAX {
+                return;
+            }
             allowed.push_str(", ");
             allowed.push_str(&name);
         });
@@ -105,6 +115,10 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
+/// Longest name of a header field of a server that an answer to a preflight allows.
+const NAME_MAX: usize = 128;
+/// Longest list of names that it allows: as many as a tool may have, of usual length.
+const ALLOWED_MAX: usize = 4 << 10;
 /// Header fields that MCP clients send.
 const REQUEST_HEADERS: [&str; 9] = [
     "content-type",
@@ -136,6 +150,39 @@ mod tests {
             let is_allowed = allowed.contains(&&*name.to_ascii_lowercase());
             assert_eq!(is_allowed, at < MAX_ARGUMENTS, "{name}");
         }
+    }
+
+    /// A byte over HTTP/2 named a field of 4,000 bytes, which the answer repeated for each: 60 KiB for forty bytes.
+    #[test]
+    fn a_preflight_is_no_amplifier() {
+        let allowed = |names: &[String]| {
+            let mut headers = HeaderMap::new();
+            for name in names {
+                let name = HeaderValue::try_from(name.as_str()).unwrap();
+                headers.append(ACCESS_CONTROL_REQUEST_HEADERS, name);
+            }
+            let response = preflight(&headers);
+            let allowed = &response.headers()[ACCESS_CONTROL_ALLOW_HEADERS];
+            allowed.to_str().unwrap().to_owned()
+        };
+        let named = |number: usize, length: usize| {
+            let name = format!("{ARGUMENT_PREFIX}{number:02}");
+            let more = "x".repeat(length - name.len());
+            name + &more
+        };
+        let usual = allowed(&[]);
+        assert_eq!(allowed(&vec![named(1, 4000); 15]), usual);
+        assert_eq!(allowed(&[named(1, NAME_MAX + 1)]), usual);
+        let longest = named(1, NAME_MAX);
+        let once = format!("{usual}, {longest}");
+        assert_eq!(allowed(&vec![longest; 15]), once);
+        let long: Vec<_> = (0..MAX_ARGUMENTS)
+            .map(|number| named(number, NAME_MAX))
+            .collect();
+        let most = allowed(&long);
+        assert!((ALLOWED_MAX / 2..=ALLOWED_MAX).contains(&most.len()));
+        let fits: Vec<_> = (0..MAX_ARGUMENTS).map(|number| named(number, 60)).collect();
+        assert!(allowed(&fits).ends_with(&fits[MAX_ARGUMENTS - 1]));
     }
 
     #[test]

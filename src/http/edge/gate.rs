@@ -3,12 +3,13 @@
 //! Not here: credentials and permissions, which are checked behind the gate; header fields of the
 //! other listeners (`app`), and the response above `http.max_connections` (`accept`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::body::HttpBody;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::header::{
     ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN, RETRY_AFTER,
     TRANSFER_ENCODING, VARY, X_CONTENT_TYPE_OPTIONS,
@@ -18,9 +19,9 @@ use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use ipnet::IpNet;
 
-use super::access_log::AccessLog;
+use super::access_log::{AccessLog, Line};
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
-use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW};
+use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW, TRAILERS_MAX};
 use super::cors;
 use super::null_origin;
 use super::routes::Routes;
@@ -29,7 +30,7 @@ use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
     McpRefusal,
-    header_name::HOP,
+    header_name::{HOP, TRACEPARENT, TRACESTATE},
     json,
     refusal::{in_form_of, refusal},
 };
@@ -50,6 +51,54 @@ pub(crate) enum FoundHost {
     None,
     /// The tenants were not read yet.
     Unknown,
+}
+
+/// What is known of a request that has been received, and counted, before anything was waited for.
+pub(super) struct Admitted {
+    /// Address of its client.
+    address: IpAddr,
+    /// What was drawn for it, and how far its body was read.
+    state: BodyState,
+    /// Why it is refused in its turn.
+    lacks: Option<Lacks>,
+}
+
+/// What a request lacks that is refused for its head alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacks {
+    /// It has too many or too long header fields.
+    Bounds,
+    /// Its address has no room for it.
+    Room,
+}
+
+/// A request whose line in the access log has begun.
+struct Begun<'g> {
+    line: Line<'g>,
+    span: Option<Span>,
+    /// Kind of the endpoint whose path it has.
+    served: Option<Kind>,
+    label: Route,
+    version: Version,
+    is_head: bool,
+}
+
+impl Begun<'_> {
+    /// Completes the answer, and ends the line.
+    fn answered(mut self, response: Response, state: &BodyState) -> Response {
+        let response = with_response_headers(response, self.version, state.get());
+        let mut response = counted(response, state, (self.served, self.version));
+        let has_body = !self.is_head && !response.body().is_end_stream();
+        if self.version == Version::HTTP_2 && !has_body {
+            count_head(response.headers_mut(), state);
+        }
+        let status = response.status();
+        self.line.write(status);
+        if let Some(span) = &mut self.span {
+            span.answered(status);
+        }
+        response
+    }
 }
 
 /// Gate of the public listener.
@@ -97,7 +146,11 @@ impl Gate {
 
     /// Checks the head of a request, and returns its allowed origin, if it has one. A request to the host of a
     /// tenant gets that as an extension.
-    fn check(&self, head: &mut Parts, state: &BodyState) -> Result<Option<HeaderValue>, Response> {
+    fn check(
+        &self,
+        head: &mut Parts,
+        lacks: Option<Lacks>,
+    ) -> Result<Option<HeaderValue>, Response> {
         let target = head
             .uri
             .path_and_query()
@@ -109,11 +162,10 @@ impl Gate {
             // Only replicas send this field, and only to the cluster listener.
             return Err(refusal(StatusCode::FORBIDDEN, "header not allowed"));
         }
-        let size = check_size(&head.headers)?;
-        // A health probe costs little, and a busy gateway must not look dead.
-        let cost = REQUEST + target + size + unread(head, state);
-        if !state.draw(cost) && route_label(head.uri.path()) != Route::Health {
-            return Err(self.no_room());
+        match lacks {
+            Some(Lacks::Bounds) => return Err(fields_too_large()),
+            Some(Lacks::Room) => return Err(self.no_room()),
+            None => {}
         }
         check_framing(&head.headers)?;
         check_method(&head.method)?;
@@ -122,6 +174,8 @@ impl Gate {
             HostCheck::Ours => {}
             // Probes of a load balancer name the address of a pod.
             HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
+            // So do some of HTTP/1.0, without naming it.
+            HostCheck::Missing if route_label(head.uri.path()) == Route::Health => {}
             HostCheck::Foreign => {
                 let host = self.tenant_host(head)?;
                 // No other tenant is reached there, whatever the key.
@@ -133,7 +187,9 @@ impl Gate {
             HostCheck::ForeignAddress => {
                 return Err(refusal(StatusCode::FORBIDDEN, "host not allowed"));
             }
-            HostCheck::Malformed => return Err(refusal(StatusCode::BAD_REQUEST, "bad host")),
+            HostCheck::Missing | HostCheck::Malformed => {
+                return Err(refusal(StatusCode::BAD_REQUEST, "bad host"));
+            }
         }
         let host = head.extensions.get::<Arc<TenantHost>>();
         let is_of_host = host.is_some_and(|host| Allowed::is_origin_of(&head.headers, host.url()));
@@ -236,25 +292,79 @@ impl Gate {
 }
 
 impl Gate {
-    /// Passes a request through the gate to its route, and the response back.
-    pub(super) async fn pass(
+    /// Counts a request for its address, before anything is waited for: over HTTP/2 each is a task that runs behind all
+    /// others that are ready, and then waits in the line of its address.
+    ///
+    /// # Errors
+    ///
+    /// The answer to a request of HTTP/2 for which there is no room. That of HTTP/1, of which a connection has one at a
+    /// time, is made in its turn.
+    pub(super) fn receive(
         &self,
-        peer: SocketAddr,
+        peer: IpAddr,
         request: Request,
-        routes: &Routes,
-    ) -> Response {
-        let address = client_address(peer.ip(), request.headers(), &self.proxies);
-        let share = self.share(address);
-        // Requests that come at once, on one connection or on many, would be handled at once.
-        if share.is_due() || share.is_busy() {
-            share.others_first().await;
-        }
+    ) -> Result<(Request, Admitted), Response> {
+        let address = client_address(peer, request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();
-        let version = head.version;
-        let (body, state) = body_limit::limit(body, self.max_body, share);
+        let (mut body, state) = body_limit::limit(body, self.max_body, self.share(address));
+        let is_probe = route_label(head.uri.path()) == Route::Health;
+        let (mut size, is_too_large) = measure(&head.headers);
+        if is_too_large {
+            let_go(&mut head);
+            size = measure(&head.headers).0;
+        }
+        let is_http2 = head.version == Version::HTTP_2;
+        let text = text_of_target(&head);
+        let mut cost = REQUEST + text + size + head.headers.len() * FIELD;
+        if is_probe || is_too_large {
+            // Nobody reads the body, and h2 keeps what comes of it until it is let go of.
+            if is_http2 {
+                body = Body::empty();
+            }
+        } else {
+            cost += unread(&head, &state);
+        }
+        // A health probe costs little, and a busy gateway must not look dead.
+        let has_room = state.draw(cost) || (is_probe && state.is_within(PROBES));
+        if !has_room && is_http2 {
+            drop(body);
+            return Err(self.refuse(&mut head, address, state));
+        }
+        let lacks = match (is_too_large, has_room) {
+            (true, _) => Some(Lacks::Bounds),
+            (false, false) => Some(Lacks::Room),
+            (false, true) => None,
+        };
+        if lacks == Some(Lacks::Room) {
+            let_go(&mut head);
+            state.keep((REQUEST + text) as u64);
+        }
+        let admitted = Admitted {
+            address,
+            state,
+            lacks,
+        };
+        Ok((Request::from_parts(head, body), admitted))
+    }
+
+    /// Refuses a request for which there is no room.
+    fn refuse(&self, head: &mut Parts, address: IpAddr, state: BodyState) -> Response {
+        let_go(head);
+        state.keep(STREAM);
+        let begun = self.begin(head, address);
+        let refused = self.readable(self.no_room(), head, begun.served);
+        let refused = in_form_of(begun.line.path(), refused);
+        let mut refused = begun.answered(refused, &state);
+        // Until it is sent.
+        refused.extensions_mut().insert(state);
+        refused
+    }
+
+    /// Begins the line of a request in the access log, and its span.
+    fn begin(&self, head: &mut Parts, address: IpAddr) -> Begun<'_> {
         let served = Kind::served(head.uri.path());
         let label = served.map_or_else(|| route_label(head.uri.path()), label_of);
-        let span = self.begin_span(&head, label);
+        let span = self.begin_span(head, label);
         let trace = match &span {
             Some(span) => Some(span.context()),
             None => TraceContext::of_headers(&head.headers),
@@ -262,9 +372,37 @@ impl Gate {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
-        let mut line = self.log.begin(&head, label, address, trace);
-        let path = line.path();
-        let response = match self.check(&mut head, &state) {
+        Begun {
+            line: self.log.begin(head, label, address, trace),
+            span,
+            served,
+            label,
+            version: head.version,
+            is_head: head.method == Method::HEAD,
+        }
+    }
+
+    /// Passes a request through the gate to its route, and the response back.
+    pub(super) async fn pass(
+        &self,
+        request: Request,
+        admitted: Admitted,
+        routes: &Routes,
+    ) -> Response {
+        let Admitted {
+            address,
+            state,
+            lacks,
+        } = admitted;
+        let share = state.budget();
+        // Requests that come at once, on one connection or on many, would be handled at once.
+        if share.is_due() || share.is_busy() {
+            share.others_first().await;
+        }
+        let (mut head, body) = request.into_parts();
+        let begun = self.begin(&mut head, address);
+        let (path, served, label) = (begun.line.path(), begun.served, begun.label);
+        let response = match self.check(&mut head, lacks) {
             Err(refused) => {
                 let refused = with_methods(refused, &head.uri, routes).await;
                 in_form_of(path, self.readable(refused, &head, served))
@@ -285,14 +423,7 @@ impl Gate {
                 response
             }
         };
-        let response = with_response_headers(response, version, state.get());
-        let response = counted(response, &state, (served, version));
-        let status = response.status();
-        line.write(status);
-        if let Some(mut span) = span {
-            span.answered(status);
-        }
-        response
+        begun.answered(response, &state)
     }
 
     /// Returns the response of a route, or the one to a body beyond a limit: a route cannot tell the limits apart.
@@ -392,12 +523,29 @@ fn counted(
     if length <= uncounted {
         return response;
     }
+    // Behind a body that was not read to its end trailers may come as long as the stream is kept.
+    let is_open = version == Version::HTTP_2 && state.get() != ReadState::Complete;
+    let least = if is_open { least + TRAILERS } else { least };
     let content_type = response.headers().get(CONTENT_TYPE);
     let is_page = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html"));
     if served.is_some() && !is_page && length > json::SHORT as u64 {
         return response;
     }
     response.map(|answer| state.count_until_taken(answer, least))
+}
+
+/// Counts the head of an answer without a body for its address, until h2 has written it: those that a client does not take
+/// wait there, and nothing else of their streams does.
+fn count_head(headers: &mut HeaderMap, state: &BodyState) {
+    let held = STREAM + measure(headers).0 as u64;
+    let held = state.budget().hold(held);
+    // h2 drops the value with the head, and knows nothing else of ours.
+    let value = held.until_dropped(Bytes::from_static(b"nosniff"));
+    if let Ok(mut value) = HeaderValue::from_maybe_shared(value) {
+        // It would keep one that it may refer to in further heads.
+        value.set_sensitive(true);
+        headers.insert(X_CONTENT_TYPE_OPTIONS, value);
+    }
 }
 
 /// Adds the header fields that every response of this listener has.
@@ -422,23 +570,47 @@ fn unread(head: &Parts, state: &BodyState) -> usize {
     length.unwrap_or(usize::MAX).min(STREAM_WINDOW as usize)
 }
 
-/// Checks the number and the length of header fields; returns their bytes. Over HTTP/2 hyper limits only
-/// the total size.
-fn check_size(headers: &HeaderMap) -> Result<usize, Response> {
+/// Returns the bytes of header fields, and whether they are too many or too long. Over HTTP/2 hyper limits only the
+/// total size.
+fn measure(headers: &HeaderMap) -> (usize, bool) {
     let mut longest = 0;
     let size = headers.iter().fold(0, |size, (name, value)| {
         longest = longest.max(value.len());
         size + name.as_str().len() + value.len()
     });
-    if headers.len() > FIELDS_MAX || longest > FIELD_MAX {
-        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-        let mut refused = refusal(status, "header fields too large");
-        refused
-            .headers_mut()
-            .insert(CONNECTION, HeaderValue::from_static("close"));
-        return Err(refused);
+    (size, headers.len() > FIELDS_MAX || longest > FIELD_MAX)
+}
+
+/// Makes the response to a request with too many or too long header fields.
+fn fields_too_large() -> Response {
+    let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    let mut refused = refusal(status, "header fields too large");
+    let headers = refused.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    refused
+}
+
+/// Returns the bytes of the request line, or of what stands for it over HTTP/2.
+fn text_of_target(head: &Parts) -> usize {
+    let target = head.uri.path_and_query();
+    let authority = head.uri.authority();
+    let target = target.map_or(0, |target| target.as_str().len());
+    let authority = authority.map_or(0, |authority| authority.as_str().len());
+    head.method.as_str().len() + target + authority
+}
+
+/// Lets go of the header fields of a request that is refused, but for the few that its refusal and its line in the log
+/// depend on.
+fn let_go(head: &mut Parts) {
+    let all = std::mem::take(&mut head.headers);
+    for name in [HOP, ORIGIN, TRACEPARENT, TRACESTATE] {
+        // A second one tells as much as any further one, and a long one is none that counts.
+        for value in all.get_all(&name).iter().take(2) {
+            if value.len() <= LEFT_MAX {
+                head.headers.append(name.clone(), value.clone());
+            }
+        }
     }
-    Ok(size)
 }
 
 /// Refuses several transfer codings (RFC 9112, section 6.1: chunked is applied once). hyper reads the
@@ -486,13 +658,45 @@ fn check_scheme(uri: &Uri) -> Result<(), Response> {
 
 /// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
 const REQUEST: usize = 8 << 10;
+/// What a header field takes beside its text: its place in the map of them.
+const FIELD: usize = 104;
+/// Longest header field that is left of a request that is refused for its head.
+const LEFT_MAX: usize = 1 << 10;
+/// Percentage of all room that an address may have in use for a health probe beyond its share.
+const PROBES: u64 = 62;
 /// Longest answer that does not count: its connection takes more.
 const UNCOUNTED: u64 = 1 << 10;
 /// What an answer over HTTP/2 counts as at least: its stream, with its task, is kept as long as the client takes none of it.
 const STREAM: u64 = 2 << 10;
+/// What trailers over HTTP/2 take.
+const TRAILERS: u64 = (TRAILERS_MAX * FIELD) as u64;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
 /// Most header fields.
 const FIELDS_MAX: usize = 100;
 /// Longest header field; the longest useful one is a token.
 const FIELD_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::super::gate::*;
+
+    /// Heads of answers without a body waited in h2 for clients that read nothing, and counted for nobody.
+    #[test]
+    fn a_head_without_a_body_counts_until_it_is_dropped() {
+        let memory = Budget::new(1 << 20);
+        let (_, state) = body_limit::limit(Body::empty(), 1, memory.share());
+        let mut headers = HeaderMap::new();
+        headers.insert(ALLOW, HeaderValue::from_static("GET, POST"));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        count_head(&mut headers, &state);
+        drop(state);
+        assert_eq!(headers.len(), 2);
+        let value = &headers[X_CONTENT_TYPE_OPTIONS];
+        assert_eq!(value, "nosniff");
+        assert!(value.is_sensitive(), "h2 keeps it");
+        assert!((STREAM..STREAM + 100).contains(&memory.used()));
+        drop(headers);
+        assert_eq!(memory.used(), 0);
+    }
+}

@@ -27,6 +27,6 @@ mod routes;
 
 pub(crate) use self::address::Allowed;
 pub(crate) use self::app::App;
-pub(crate) use self::body_limit::STREAM_WINDOW;
+pub(crate) use self::body_limit::{STREAM_WINDOW, TRAILERS_MAX};
 pub(crate) use self::gate::{FindHost, FoundHost, Gate, LimitAddress};
 pub(crate) use self::routes::{Endpoints, Routes};

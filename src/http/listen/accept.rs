@@ -36,7 +36,7 @@ use super::tls::TlsReload;
 use super::wire::{HEAD, Wire};
 use crate::base::budget::others_first;
 use crate::base::memory::pinned;
-use crate::http::edge::{App, STREAM_WINDOW};
+use crate::http::edge::{App, STREAM_WINDOW, TRAILERS_MAX};
 use crate::http::peers::{BrokenConnections, HEADER_LIST, Stranger, Strangers};
 
 /// Limits of one listener.
@@ -288,8 +288,14 @@ impl Connection {
         } else {
             &protocols.http2
         };
-        let connection =
-            http2.serve_connection(Wire::of_http2(stream, Arc::clone(&requests)), service);
+        // One client must not end the requests of all others of its proxy, which bounds what it passes on.
+        let trailers = if admission.is_of_proxy() {
+            usize::MAX
+        } else {
+            TRAILERS_MAX
+        };
+        let wire = Wire::of_http2(stream, Arc::clone(&requests), trailers);
+        let connection = http2.serve_connection(wire, service);
         let connection = pin!(connection);
         let idle = CancellationToken::new();
         let ended = |error: &hyper::Error| {
@@ -359,20 +365,29 @@ fn call(
     request: Request<Incoming>,
     open: Option<Open>,
 ) -> Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>> {
-    pinned(|| async move {
-        let (app, peer) = (&requests.app, requests.peer);
-        // Only of HTTP/1 is what was taken of interest.
-        let request = match open {
-            Some(_) => request.map(Body::new),
-            None => request.map(|body| requests.body(body)),
-        };
-        let response = app.answer(peer, request).await;
-        requests.answered();
-        Ok(match open {
-            Some(open) => open.until_sent(response),
-            None => response,
-        })
-    })
+    // Only of HTTP/1 is what was taken of interest.
+    let request = match open {
+        Some(_) => request.map(Body::new),
+        None => request.map(|body| requests.body(body)),
+    };
+    // Here, and not in the task that hyper begins for it, which runs behind all others that are ready.
+    match requests.app.receive(requests.peer, request) {
+        Ok(received) => pinned(|| async move {
+            let response = requests.app.answer(requests.peer, received).await;
+            Ok(answered(&requests, open, response))
+        }),
+        // Apart, so that none of the room for the states of an answer is taken.
+        Err(refused) => pinned(|| async move { Ok(answered(&requests, open, refused)) }),
+    }
+}
+
+/// Notes the answer to a request, which is open until all of it is sent.
+fn answered(requests: &Requests, open: Option<Open>, response: Response) -> Response {
+    requests.answered();
+    match open {
+        Some(open) => open.until_sent(response),
+        None => response,
+    }
 }
 
 /// Runs a connection to its end; `ended` gets the error of that. From `idle` and from `stop` on it takes no further

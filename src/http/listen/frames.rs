@@ -1,20 +1,27 @@
 //! Frames of HTTP/2 in what is read of a connection, as far as header blocks are concerned (RFC 9113, sections 4.1
 //! and 6.10).
 //!
-//! h2 decodes each part of a block as it comes, and keeps the fields until the block has its end. Not here: what the
-//! frames say, and whether they are right, which h2 knows.
+//! h2 decodes each part of a block as it comes, and keeps the fields until the block has its end; those of trailers as
+//! long as their stream, also if nobody reads the body any more. Not here: what the frames say, and whether they are right,
+//! which h2 knows.
 
 /// How far the frames of a connection have come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frames {
     /// Bytes of the head or the payload that are still to come.
     left: usize,
-    /// What is needed of the head: length, type and flags.
-    head: [u8; 5],
+    /// The head: length, type, flags and stream.
+    head: [u8; HEAD],
     /// Whether it is the head that comes.
     is_head: bool,
     /// Whether a header block has begun whose end has not come.
     is_open: bool,
+    /// The last stream that a header block has begun.
+    highest: u32,
+    /// Bytes of the last header block so far, if it is of trailers.
+    trailers: Option<usize>,
+    /// Bytes of the longest trailers.
+    longest: usize,
 }
 
 impl Frames {
@@ -23,9 +30,12 @@ impl Frames {
         Self {
             // The preface is skipped like the payload of a frame.
             left: PREFACE,
-            head: [0; 5],
+            head: [0; HEAD],
             is_head: false,
             is_open: false,
+            highest: 0,
+            trailers: None,
+            longest: 0,
         }
     }
 
@@ -74,24 +84,48 @@ impl Frames {
     }
 
     fn is_of_block(&self) -> bool {
-        let [_, _, _, kind, _] = self.head;
+        let [_, _, _, kind, ..] = self.head;
         matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION)
     }
 
     fn has_end(&self) -> bool {
-        let [_, _, _, _, flags] = self.head;
+        let [_, _, _, _, flags, ..] = self.head;
         flags & END_HEADERS != 0
     }
 
     fn length(&self) -> usize {
-        let [high, middle, low, _, _] = self.head;
+        let [high, middle, low, ..] = self.head;
         (usize::from(high) << 16) | (usize::from(middle) << 8) | usize::from(low)
+    }
+
+    fn stream(&self) -> u32 {
+        let [.., a, b, c, d] = self.head;
+        // The first bit means nothing (section 4.1).
+        u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1)
+    }
+
+    /// Bytes of the longest trailers that have begun.
+    pub(super) fn longest_trailers(&self) -> usize {
+        self.longest
     }
 
     /// The head is complete.
     fn begin(&mut self) {
         (self.left, self.is_head) = (self.length(), false);
-        let [_, _, _, kind, _] = self.head;
+        let [_, _, _, kind, ..] = self.head;
+        if kind == HEADERS {
+            // A stream begins with the first one of its number, which is above all before it (section 5.1.1).
+            let stream = self.stream();
+            self.trailers = (stream <= self.highest).then_some(0);
+            self.highest = self.highest.max(stream);
+        }
+        if self.is_of_block()
+            && let Some(trailers) = self.trailers
+        {
+            let bytes = trailers + self.length();
+            self.trailers = Some(bytes);
+            self.longest = self.longest.max(bytes);
+        }
         // Of a block into which another frame comes h2 keeps nothing.
         let goes_on = self.is_open && kind == CONTINUATION;
         self.is_open = self.is_of_block() && (goes_on || !self.has_end());
@@ -132,6 +166,10 @@ mod tests {
         let [high, low] = length.to_be_bytes();
         let head = [0, high, low, kind, flags, 0, 0, 0, 1];
         [&head[..], &vec![kind; usize::from(length)]].concat()
+    }
+
+    fn of_stream(stream: u32, frame: &[u8]) -> Vec<u8> {
+        [&frame[..HEAD - 4], &stream.to_be_bytes(), &frame[HEAD..]].concat()
     }
 
     fn begun() -> Frames {
@@ -176,6 +214,36 @@ mod tests {
         // Data is no block.
         assert!(!frames.follow(&frame(0, 0, 10_000)[..50]));
         assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+    }
+
+    /// Trailers behind a body that nobody read were kept with their streams, 72 bytes for each of theirs.
+    #[test]
+    fn a_block_of_a_stream_that_has_begun_is_of_trailers() {
+        let mut frames = begun();
+        for (stream, length, longest) in [
+            (1, 500, 0),
+            (7, 600, 0),
+            (1, 20, 20),
+            (7, 30, 30),
+            (9, 700, 30),
+            // The bit that means nothing.
+            ((1 << 31) | 9, 40, 40),
+            (9, 5, 40),
+            ((1 << 31) | 11, 800, 40),
+            (13, 900, 40),
+        ] {
+            frames.follow(&of_stream(stream, &frame(HEADERS, END_HEADERS, length)));
+            assert_eq!(frames.longest_trailers(), longest, "{stream}");
+            // A body is none.
+            frames.follow(&of_stream(stream, &frame(0, 0, 1000)));
+        }
+        // In parts, and from the head of each on.
+        frames.follow(&of_stream(1, &frame(HEADERS, 0, 30)));
+        let last = of_stream(1, &frame(CONTINUATION, END_HEADERS, 300));
+        frames.follow(&last[..HEAD - 1]);
+        assert_eq!(frames.longest_trailers(), 40);
+        frames.follow(&last[HEAD - 1..HEAD]);
+        assert_eq!(frames.longest_trailers(), 330);
     }
 
     #[test]

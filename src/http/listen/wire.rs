@@ -22,7 +22,8 @@ use crate::base::budget::{Budget, Drawn};
 /// Of HTTP/1 hyper keeps up to 112 KiB that no request has taken: a head that is not complete, what comes behind a
 /// request that is under way, or trailers. Of HTTP/2 h2 keeps the fields of a header block without its end. From
 /// [`AHEAD`] on that is drawn from the share of the peer's address, and a head has [`HEAD`] to come, the first one of a
-/// connection apart, whose time `accept` keeps.
+/// connection apart, whose time `accept` keeps. Trailers of HTTP/2 stay with their stream though nobody reads them, so
+/// that long ones end the connection.
 ///
 /// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
 /// the response (413, 408). After the write side is shut down, input is therefore discarded for a
@@ -43,7 +44,8 @@ pub(crate) struct Wire<S> {
 /// How far a connection was read ahead of its requests.
 enum Progress {
     Http1(Ahead),
-    Http2(Frames),
+    /// With the most bytes that trailers may have.
+    Http2(Frames, usize),
 }
 
 /// What of HTTP/1 was read ahead of a request.
@@ -98,11 +100,11 @@ impl<S> Wire<S> {
         }
     }
 
-    /// Wraps a stream that HTTP/2 requests come by.
-    pub(super) fn of_http2(stream: S, requests: Arc<Requests>) -> Self {
+    /// Wraps a stream that HTTP/2 requests come by, with trailers of so many bytes at most.
+    pub(super) fn of_http2(stream: S, requests: Arc<Requests>, trailers: usize) -> Self {
         Self {
             requests: Some(requests),
-            progress: Progress::Http2(Frames::new()),
+            progress: Progress::Http2(Frames::new(), trailers),
             ..Self::new(stream)
         }
     }
@@ -185,9 +187,9 @@ impl Ahead {
     }
 }
 
-/// Reads frames of HTTP/2, and bounds a header block until it has its end.
+/// Reads frames of HTTP/2, and bounds trailers, and a header block until it has its end.
 fn poll_frames<S: AsyncRead + Unpin>(
-    frames: &mut Frames,
+    (frames, trailers): (&mut Frames, usize),
     stream: &mut S,
     (requests, unparsed): (&Requests, &mut Option<Box<Unparsed>>),
     cx: &mut Context<'_>,
@@ -200,6 +202,10 @@ fn poll_frames<S: AsyncRead + Unpin>(
         see: |read: &[u8]| has_ended = frames.follow(read),
     });
     let result = Pin::new(&mut read).poll_read(cx, buf);
+    if frames.longest_trailers() > trailers {
+        *unparsed = None;
+        return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+    }
     if !frames.are_within_block() {
         *unparsed = None;
         return result;
@@ -368,7 +374,9 @@ impl<S: AsyncRead + Unpin> Read for Wire<S> {
         let (stream, requests) = (io.inner_mut(), &**requests);
         match progress {
             Progress::Http1(ahead) => ahead.poll_read(stream, (requests, unparsed), cx, buf),
-            Progress::Http2(frames) => poll_frames(frames, stream, (requests, unparsed), cx, buf),
+            Progress::Http2(frames, trailers) => {
+                poll_frames((frames, *trailers), stream, (requests, unparsed), cx, buf)
+            }
         }
     }
 }

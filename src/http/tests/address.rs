@@ -124,6 +124,14 @@ fn target_and_host_must_agree() {
         table.host(Version::HTTP_2, &uri, &HeaderMap::new()),
         HostCheck::Ours
     );
+    for (version, expected) in [
+        (Version::HTTP_10, HostCheck::Missing),
+        (Version::HTTP_11, HostCheck::Malformed),
+        (Version::HTTP_2, HostCheck::Malformed),
+    ] {
+        let found = table.host(version, &Uri::from_static("/"), &HeaderMap::new());
+        assert_eq!(found, expected, "{version:?}");
+    }
 }
 
 #[test]

@@ -411,7 +411,9 @@ async fn a_head_of_an_answer_that_another_replica_does_not_take_becomes_a_503() 
         };
         let proof = hops.sign(&hop, signed, Clock::system().now_ms()).unwrap();
         request.headers_mut().insert("lockgate-hop", proof);
-        app.answer(([127, 0, 0, 1], 1).into(), request).await
+        let peer = ([127, 0, 0, 1], 1).into();
+        let received = app.receive(peer, request).expect("a request");
+        app.answer(peer, received).await
     };
     assert_eq!(of(0, 60_000).await.status(), StatusCode::OK);
     let refused = of(1, 75_000).await;

@@ -259,6 +259,11 @@ async fn hosts() {
         ))
         .await;
     assert_eq!(status(&answer), "200");
+    // Probes of HTTP/1.0 name no host, and need none.
+    for (path, expected) in [("/livez", "200"), ("/who", "400")] {
+        let (answer, _) = surface.raw(format!("GET {path} HTTP/1.0\r\n\r\n")).await;
+        assert_eq!(status(&answer), expected, "{path}");
+    }
     // The request id is only in the log, so that equal responses have equal bytes.
     assert!(!answer.contains("x-request-id"), "{answer}");
     surface.ends().await;
@@ -1094,6 +1099,81 @@ async fn an_answer_counts_for_its_address_until_the_client_takes_it() {
     assert_eq!(get("/long").await.status(), 200);
 }
 
+/// Header fields of a byte each were kept as 72 bytes, in no share, while their requests waited for their turns: 147 KiB of
+/// a request.
+#[tokio::test]
+async fn requests_over_http2_count_for_their_address_before_they_wait() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let share = memory.address("127.0.0.1".parse().unwrap());
+    let stream = TcpStream::connect(surface.address).await.expect("connect");
+    let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.expect("handshake");
+    let tracker = TaskTracker::new();
+    tracker.spawn(connection);
+    let mut send = |path: &str, fields: usize, body: Body| {
+        let url = format!("http://{}{path}", surface.address);
+        let mut request = http::Request::get(url);
+        for _ in 0..fields {
+            request = request.header("a", "");
+        }
+        sender.send_request(request.body(body).expect("a request"))
+    };
+    // All turns of the address are taken.
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(share.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    let (each, most) = (8 << 10, 9 << 10);
+    let many: Vec<_> = (0..8).map(|_| send("/who", 1900, Body::empty())).collect();
+    // They hold no field that is more than are allowed.
+    holds_between(&memory, 8 * each, 8 * most).await;
+    let usual = send("/who", 50, Body::empty());
+    holds_between(&memory, 9 * each + 50 * 100, 9 * most + 50 * 120).await;
+    // Where there is no room, a request does not wait, whatever it has.
+    let rest = share.left() - (100 << 10);
+    let rest = share.hold(rest.cast_unsigned());
+    let before = memory.requests().used();
+    let unread = Body::from_stream(futures_util::stream::pending::<Result<Bytes, Infallible>>());
+    let refused = timeout(Duration::from_secs(10), send("/who", 0, unread)).await;
+    let refused = refused.expect("it waits").expect("an answer");
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    drop(refused);
+    holds_between(&memory, before, before).await;
+    let full = share.hold(share.left().cast_unsigned());
+    let probe = send("/livez", 0, Body::empty());
+    let refused = timeout(Duration::from_secs(10), send("/who", 0, Body::empty())).await;
+    assert_eq!(refused.expect("it waits").expect("an answer").status(), 503);
+    drop(line);
+    for one in many {
+        assert_eq!(one.await.expect("an answer").status(), 431);
+    }
+    assert_eq!(usual.await.expect("an answer").status(), 200);
+    assert_eq!(probe.await.expect("an answer").status(), 200);
+    drop((rest, full));
+    holds_between(&memory, 0, 0).await;
+    let answer = send("/who", 0, Body::empty()).await;
+    assert_eq!(answer.expect("an answer").status(), 200);
+}
+
+/// What probes take beyond the share of their address would be without an end.
+#[tokio::test]
+async fn probes_of_an_address_have_little_room_beyond_its_share() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let share = memory.address("127.0.0.1".parse().unwrap());
+    for (held, expected) in [(512 << 10, "200"), (680 << 10, "503")] {
+        let _held = share.hold(held);
+        let (answer, _) = surface.ask("GET /livez", "").await;
+        assert_eq!(status(&answer), expected, "{held}: {answer}");
+    }
+    // Others may have all of it.
+    let other = memory.address("127.0.0.2".parse().unwrap());
+    let _all = other.hold(1 << 20);
+    assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
+}
+
 /// A surface whose clients may be behind a proxy on this machine.
 async fn behind(is_proxy: bool) -> Surface {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -1148,6 +1228,30 @@ async fn requests_that_are_given_up_at_once_do_not_end_the_connection_of_a_proxy
         }
         stream.write_all(&written).await.expect("frames");
         assert_eq!(is_alive(&mut stream, 999).await, is_proxy);
+    }
+}
+
+/// Trailers of a body that nobody read any more stayed with their streams, 72 bytes for each of theirs.
+#[tokio::test]
+async fn long_trailers_over_http2_end_the_connection_of_a_client_and_not_that_of_a_proxy() {
+    for is_proxy in [false, true] {
+        let surface = behind(is_proxy).await;
+        let mut stream = surface.connect().await;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        stream.write_all(preface).await.expect("preface");
+        for (number, length, lives) in [(1_u32, 128_u8, true), (5, 129, is_proxy)] {
+            // A request whose body has no end yet: HEADERS with END_HEADERS.
+            let fields = b"\x82\x86\x04\x06/livez\x01\x09localhost";
+            let begun = [&[0, 0, 21, 1, 4][..], &number.to_be_bytes(), fields].concat();
+            stream.write_all(&begun).await.expect("begun");
+            let is_head = |kind: u8, _: u8, of: u32| kind == 1 && of == number;
+            assert!(comes(&mut stream, is_head).await);
+            // Each of these bytes is a field without a value.
+            let fields = vec![0x8f; usize::from(length)];
+            let trailers = [&[0, 0, length, 1, 5][..], &number.to_be_bytes(), &fields].concat();
+            let _ = stream.write_all(&trailers).await;
+            assert_eq!(is_alive(&mut stream, number + 2).await, lives, "{length}");
+        }
     }
 }
 

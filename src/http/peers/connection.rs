@@ -319,7 +319,7 @@ impl IncomingState {
         let stream = self.stream.as_mut()?;
         while self.end.is_none() {
             match stream.poll_data(cx) {
-                Poll::Ready(Some(Ok(data))) => self.unread.push(data),
+                Poll::Ready(Some(Ok(data))) => self.unread.push(&data),
                 Poll::Ready(None) if stream.is_end_stream() => self.end = Some(Ok(())),
                 Poll::Ready(Some(Err(_)) | None) => self.end = Some(Err(BrokenResponse)),
                 Poll::Pending => break,
@@ -690,15 +690,21 @@ mod tests {
         within(waiting).await;
     }
 
+    /// Frames of 4 KiB and more kept the buffer of the connection, which may have 32 KiB.
     #[tokio::test]
-    async fn a_short_piece_of_an_answer_keeps_no_buffer_of_others() {
+    async fn a_piece_of_an_answer_keeps_no_buffer_of_others() {
         let (connection, mut frames) = connected(&Arc::default()).await;
         let (mut body, stream) = begun(&connection, &mut frames).await;
-        let write = frames.write(DATA, 0, stream, b"short");
-        let (piece, ()) = within(async { tokio::join!(body.next(), write) }).await;
-        let piece = piece.unwrap().unwrap();
-        assert_eq!(piece, "short");
-        assert!(piece.is_unique(), "the buffer of the connection stays");
+        for length in [5, 4 << 10, 9000] {
+            let sent = vec![b'x'; length];
+            let write = frames.write(DATA, 0, stream, &sent);
+            let (piece, ()) = within(async { tokio::join!(body.next(), write) }).await;
+            let piece = piece.unwrap().unwrap();
+            assert_eq!(piece, sent);
+            let capacity = piece.try_into_mut().map(|piece| piece.capacity());
+            let capacity = capacity.expect("the buffer of the connection stays");
+            assert!(capacity <= 2 * length.max(8), "{capacity} for {length}");
+        }
     }
 
     /// Each had an entry in h2, and kept up to 8 KiB, so that clients that read nothing filled the memory.

@@ -475,8 +475,7 @@ async fn bodies_for_another_replica_take_the_share_of_their_caller() {
     let mut calls = JoinSet::new();
     for id in 0..8 {
         let call = two.call(&session, id, "hang", &large);
-        let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
-        calls.spawn(call.headers(json_alone.into_iter().collect()).send());
+        calls.spawn(call.headers(json_alone()).send());
     }
     let refused = calls.join_next().await.unwrap().unwrap().unwrap();
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -540,12 +539,14 @@ async fn an_answer_beyond_the_share_of_its_caller_stays_at_the_owner_until_it_is
     two.client = unread();
     let size = 1536 << 10;
     let call = two.call(&session, 1, "big", &json!({"bytes": size}));
-    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
-    let call = call.headers(json_alone.into_iter().collect());
-    let answer = call.send().await.unwrap();
+    let answer = call.headers(json_alone()).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);
     let used = two.used();
-    assert!((SHARE / 2..SHARE + PIECES).contains(&used), "{used}");
+    // With the window, which waits here.
+    assert!(
+        (SHARE - (24 << 10)..SHARE + PIECES).contains(&used),
+        "{used}"
+    );
     assert!(one.used() >= size);
     let text = answer.text().await.unwrap();
     assert!(text.contains(&"b".repeat(1536 << 10)));
@@ -606,13 +607,41 @@ async fn streams_of_another_replica_take_the_share_of_their_caller() {
         let answer = two.of(Method::POST, &session).json(&message).send().await;
         assert_eq!(answer.unwrap().status(), StatusCode::ACCEPTED, "{message}");
     }
-    // A request that no stream may answer has room.
+    // An answer as JSON may wait for its client, too.
     let call = two.call(&session, 50, "echo", &json!({"text": "hi"}));
-    let json_alone = [(ACCEPT, HeaderValue::from_static("application/json"))];
-    let call = call.headers(json_alone.into_iter().collect());
-    assert_eq!(call.send().await.unwrap().status(), StatusCode::OK);
+    let call = call.headers(json_alone()).send().await.unwrap();
+    assert_eq!(call.status(), StatusCode::SERVICE_UNAVAILABLE);
     drop(streams);
     until(|| two.used() < u64::from(STREAM_WINDOW)).await;
+}
+
+/// As many calls as had room for their bodies had answers of 64 KiB here that were in no budget.
+#[tokio::test]
+async fn answers_as_json_of_another_replica_have_room_before_their_calls() {
+    const CALLS: u32 = 20;
+    let shared = Shared::new(&[]);
+    let small = shared.with_little_memory();
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
+    let session = one.open("2025-11-25").await;
+    let mut calls = JoinSet::new();
+    for id in 0..CALLS {
+        let call = two.call(&session, id, "hang", &json!({}));
+        calls.spawn(call.headers(json_alone()).send());
+    }
+    let window = u64::from(STREAM_WINDOW);
+    let most = SHARE / window;
+    for _ in most..CALLS.into() {
+        let refused = timeout(Duration::from_secs(20), calls.join_next()).await;
+        let refused = refused.expect("it has room").unwrap().unwrap().unwrap();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert!(one.hanging(&session).await as u64 <= most);
+    drop(calls);
+    until(|| two.used() < window).await;
+}
+
+fn json_alone() -> HeaderMap {
+    HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("application/json"))])
 }
 
 /// Makes a replica that begins an event and never ends it the owner of a session.
@@ -682,8 +711,6 @@ async fn a_call_whose_owner_is_lost_ends_with_an_error() {
     let session = one.open("2025-11-25").await;
     let batch = one.open("2025-03-26").await;
     // A response that is held for longer than it may would be answered over SSE.
-    let json_alone =
-        || HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("application/json"))]);
     let hang = two.call(&session, 7, "hang", &json!({}));
     let hang = hang.headers(json_alone());
     let item = |id| {

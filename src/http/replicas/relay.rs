@@ -515,6 +515,7 @@ impl Lookup {
             | Error::NoCursor
             | Error::Gone
             | Error::Scopes(_)
+            | Error::Lost
             | Error::Draining
             | Error::Bug(_) => Self::Failed,
         }

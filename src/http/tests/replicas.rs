@@ -6,7 +6,12 @@ use std::{
 };
 
 use aws_lc_rs::rand::SystemRandom;
-use axum::{Router, body::Body, extract::Request, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    routing::{get, post},
+};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::{
@@ -235,6 +240,7 @@ impl Drop for Gateway {
 }
 
 const PATH: &str = "/t/a/main/mcp";
+const MESSAGES: &str = "/t/a/main/messages";
 /// Connections of each listener.
 const CONNECTIONS: usize = 100;
 
@@ -644,7 +650,8 @@ fn json_alone() -> HeaderMap {
     HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("application/json"))])
 }
 
-/// Makes a replica that begins an event and never ends it the owner of a session.
+/// Makes a replica that begins an event and never ends it the owner of a session. It ends with the first message of
+/// HTTP+SSE.
 async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> CancellationToken {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
@@ -664,9 +671,15 @@ async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> Cancell
         let begun = once(ready(Ok::<_, Infallible>(Bytes::from_static(begin))));
         event_stream(Body::from_stream(begun.chain(pending())))
     };
+    let end = stop.clone();
+    let dies = async move || {
+        end.cancel();
+        std::future::pending::<StatusCode>().await
+    };
     let app = Router::new()
         .route("/", get(prove))
-        .route(PATH, get(events));
+        .route(PATH, get(events))
+        .route(MESSAGES, post(dies));
     let app = App::of_operators(app, ([0, 0, 0, 0], 0).into());
     let bounds = Bounds {
         connections: Connections::new(10),
@@ -681,6 +694,26 @@ async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> Cancell
     let claimed = shared.directory.claim(&session, &found.record, &me).await;
     assert!(claimed.unwrap().is_some());
     stop
+}
+
+/// It was told to be sent again, and could be executed twice.
+#[tokio::test]
+async fn a_message_of_http_sse_that_may_have_been_executed_is_not_asked_for_again() {
+    let shared = Shared::new(&[]);
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
+    let session = one.open("2025-11-25").await;
+    let _stop = stalls(&shared, &session, b"").await;
+    let params = json!({"name": "echo", "arguments": {"text": "hi"}});
+    let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params});
+    let to = format!("{MESSAGES}?session_id={session}");
+    let lost = two.ask(Method::POST, &to).json(&call).send().await;
+    let lost = lost.unwrap();
+    assert_eq!(lost.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!lost.headers().contains_key("retry-after"));
+    let lost: Value = lost.json().await.unwrap();
+    assert_eq!(lost["id"], 7);
+    assert_eq!(lost["error"]["code"], -31001);
+    assert_eq!(lost["error"]["data"]["retryable"], false);
 }
 
 #[tokio::test]

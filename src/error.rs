@@ -50,6 +50,9 @@ pub(crate) enum Error {
     /// The session has just moved to another replica, which has not seen the request.
     #[error("the session is another replica's now")]
     Moved,
+    /// The session has ended here, or its replica has, and the message may have been executed: a retry could do so twice.
+    #[error("the message may have been executed")]
+    Lost,
     /// The gateway is shutting down.
     #[error("draining")]
     Draining,

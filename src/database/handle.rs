@@ -241,6 +241,7 @@ impl Database {
             database: self,
             is_operator,
             pool: pool.clone(),
+            records: reserved.clone(),
         }
     }
 
@@ -380,13 +381,17 @@ pub(crate) struct ForAdministrator<'a> {
     database: &'a Database,
     is_operator: bool,
     pool: Pool,
+    /// For records of the audit trail.
+    records: Pool,
 }
 
 impl<'a> ForAdministrator<'a> {
     /// The same at these turns, which end with its statements.
     pub(crate) fn at(self, turns: Vec<OwnersTurn>) -> Self {
+        let pool = self.pool.at(turns);
         Self {
-            pool: self.pool.at(turns),
+            records: self.records.at_turns_of(&pool),
+            pool,
             ..self
         }
     }
@@ -409,7 +414,10 @@ impl<'a> ForAdministrator<'a> {
 
     /// The audit trail.
     pub(crate) fn audit(&self) -> Audit<'_> {
-        self.database.audit()
+        Audit {
+            pool: &self.records,
+            ..self.database.audit()
+        }
     }
 
     /// Revocations.

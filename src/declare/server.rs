@@ -115,13 +115,6 @@ pub(crate) struct Reply {
     pub(crate) close_after: Duration,
 }
 
-impl Reply {
-    /// Whether no stream answers a client that takes JSON.
-    pub(crate) fn is_json(&self) -> bool {
-        self.mode == ReplyMode::Json
-    }
-}
-
 /// The content type of the response to a POST with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyMode {

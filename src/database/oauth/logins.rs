@@ -171,8 +171,8 @@ impl Revocations<'_> {
         (once, until_ms): (&[u8; 32], i64),
         record: &Record,
     ) -> Result<bool, Error> {
-        let _turn = self.turn(tenant).await?;
-        let mut transaction = self.pool.begin().await?;
+        let pool = self.at_turn(tenant).await?;
+        let mut transaction = pool.begin().await?;
         let now_ms = self.pool.now_ms();
         let values = vec![tenant.into(), once.into(), until_ms.into()];
         if transaction.run(USE_ONCE, values).await?.is_empty() {

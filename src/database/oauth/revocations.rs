@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
-    base::budget::{OwnersTurn, Turns},
+    base::budget::Turns,
     database::pool::{Error, Pool, Row, Transaction, Value},
     declare::SecretChange,
 };
@@ -59,8 +59,7 @@ impl<'a> Revocations<'a> {
     pub(crate) async fn revoke(self, tenant: &str, what: &Revoked) -> Result<bool, Error> {
         let (mut is_changed, mut is_more) = (false, true);
         while is_more {
-            let turn = self.turn(tenant).await?;
-            let pool = self.pool.at(turn.into_iter().collect());
+            let pool = self.at_turn(tenant).await?;
             // With the lock first: a grant that begins at this instant is seen here, or sees the revocation (`HOLD_OFF`).
             let mut transaction = pool.begin().await?;
             let now_ms = self.pool.now_ms();
@@ -138,15 +137,15 @@ impl<'a> Revocations<'a> {
         Ok(!found.is_empty() && self.revoke(tenant, &Revoked::Grant(grant)).await?)
     }
 
-    /// Takes a turn of the tenant, if there are any. It costs no time: the transactions of revocations wait for one
-    /// another.
-    pub(super) async fn turn(&self, tenant: &str) -> Result<Option<OwnersTurn>, Error> {
+    /// The connections at a turn of the tenant, if there are any, which ends with what runs on them. It costs no time: the
+    /// transactions of revocations wait for one another.
+    pub(super) async fn at_turn(&self, tenant: &str) -> Result<Pool, Error> {
         let Some(turns) = self.turns else {
-            return Ok(None);
+            return Ok(self.pool.clone());
         };
         let late = |_| Error::Unavailable("other revocations take long".to_owned());
-        let taken = timeout(TURN, turns.take(tenant)).await;
-        taken.map(Some).map_err(late)
+        let turn = timeout(TURN, turns.take(tenant)).await.map_err(late)?;
+        Ok(self.pool.at(vec![turn]))
     }
 }
 

@@ -111,8 +111,8 @@ impl Revocations<'_> {
         if self.readers.read(IS_UNUSED, of()).await?.is_empty() {
             return Ok(false);
         }
-        let _turn = self.turn(tenant).await?;
-        let mut transaction = self.pool.begin().await?;
+        let pool = self.at_turn(tenant).await?;
+        let mut transaction = pool.begin().await?;
         let (mut values, now_ms) = (of(), self.pool.now_ms());
         values.extend(ended_at(now_ms));
         let ended = transaction.run(END_UNUSED, values).await?;

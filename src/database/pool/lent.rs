@@ -47,6 +47,14 @@ impl Returns {
             turns: Some(turns.into()),
         }
     }
+
+    /// The same returns of connections that are lent at the turns of others.
+    pub(super) fn of_turns_of(&self, others: &Self) -> Self {
+        Self {
+            tasks: self.tasks.clone(),
+            turns: others.turns.clone(),
+        }
+    }
 }
 
 impl Lent {

@@ -101,6 +101,14 @@ impl Pool {
         }
     }
 
+    /// The same connections, lent at the turns of other ones.
+    pub(crate) fn at_turns_of(&self, others: &Self) -> Self {
+        Self {
+            returns: self.returns.of_turns_of(&others.returns),
+            ..self.clone()
+        }
+    }
+
     /// Opens every further connection to PostgreSQL by `url`; open ones end as they always do, after
     /// half an hour at the latest. Without effect on a file.
     pub(crate) fn reconnect(&self, url: &str) {

@@ -3,19 +3,22 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::{FutureExt, future::join_all};
 use serde_json::json;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::fixture::{
     BEGIN, DAY, Place, SECOND, ada, add_tenant, code, granted, later, manifest, on_both, open,
     patient, person, record, registered, revoked, succession, until_waiting,
 };
+use crate::base::budget::Turns;
 use crate::database::oauth::{
-    GrantFilter, LoggedOut, Refreshed, Revoked, TakenCode,
+    GrantFilter, LoggedOut, Refreshed, Revoked, TakenCode, Unused,
     grants::{REVOKED, REVOKED_SUBJECT},
-    revocations::HAS_GROUPS,
+    revocations::{HAS_GROUPS, Revocations},
 };
 use crate::database::{Author, Database, Error, Expected, Filter, Pool, Value};
 use crate::declare::{Issued, Kind, Object, ObjectName, Prune};
@@ -347,6 +350,46 @@ async fn revocations_leave_a_connection_to_operators(place: Place) {
     }
     drop(under_way);
     next.await.unwrap();
+}
+
+/// PostgreSQL went on with one whose client had left, and the next one took the other reserved connection, so that operators
+/// had none.
+#[tokio::test]
+async fn turns_of_revocations_end_with_their_statements() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    let id = granted(&store, &code(1), &[1; 32]).await;
+    let (pool, others) = (place.pool().await, place.pool().await);
+    let turns = Turns::new(1);
+    let revocations = Revocations {
+        turns: Some(&turns),
+        ..Revocations::at_once(&pool)
+    };
+    let (gone, unused) = (Revoked::Grant(id), Unused { id, last_ms: DAY });
+    let person = LoggedOut::Subject("ada".to_owned());
+    let told = record(Some("a"), "identity.ended", "provider");
+    for what in ["revocation", "unused grant", "logout"] {
+        let writer = others.begin().await.unwrap();
+        let ends = async {
+            match what {
+                "revocation" => revocations.revoke("a", &gone).await,
+                "unused grant" => revocations.end_unused("a", unused).await,
+                _ => {
+                    let once = (&[7; 32], i64::MAX);
+                    revocations.log_out("a", &person, once, &told).await
+                }
+            }
+        };
+        tokio::select! {
+            done = ends => panic!("it did not wait: {done:?}"),
+            () = until_waiting(&others, 1, || false) => {}
+        }
+        // Its client has left, and the server goes on.
+        assert!(turns.take("a").now_or_never().is_none(), "{what}");
+        writer.commit().await.unwrap();
+        let free = timeout(Duration::from_secs(60), turns.take("a"));
+        free.await.expect("it is free once the statement has ended");
+    }
 }
 
 /// Those of one tenant were all in front of another's.

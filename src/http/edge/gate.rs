@@ -173,9 +173,9 @@ impl Gate {
         match self.allowed.host(head.version, &head.uri, &head.headers) {
             HostCheck::Ours => {}
             // Probes of a load balancer name the address of a pod.
-            HostCheck::ForeignAddress if route_label(head.uri.path()) == Route::Health => {}
-            // So do some of HTTP/1.0, without naming it.
-            HostCheck::Missing if route_label(head.uri.path()) == Route::Health => {}
+            // Some of HTTP/1.0 name none.
+            HostCheck::ForeignAddress | HostCheck::Missing
+                if route_label(head.uri.path()) == Route::Health => {}
             HostCheck::Foreign => {
                 let host = self.tenant_host(head)?;
                 // No other tenant is reached there, whatever the key.

@@ -227,9 +227,9 @@ mod tests {
             (7, 30, 30),
             (9, 700, 30),
             // The bit that means nothing.
-            ((1 << 31) | 9, 40, 40),
+            ((1 << 31) + 9, 40, 40),
             (9, 5, 40),
-            ((1 << 31) | 11, 800, 40),
+            ((1 << 31) + 11, 800, 40),
             (13, 900, 40),
         ] {
             frames.follow(&of_stream(stream, &frame(HEADERS, END_HEADERS, length)));

@@ -10,6 +10,7 @@ use std::{
     future::poll_fn,
     io,
     mem::take,
+    panic::{AssertUnwindSafe, resume_unwind},
     pin::Pin,
     sync::{
         Arc, MutexGuard, PoisonError,
@@ -20,6 +21,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use h2::{Ping, PingPong, Reason, RecvStream, client};
 use http::{HeaderMap, Request, Response, uri::PathAndQuery};
 use tokio::{
@@ -175,22 +177,19 @@ impl Connection {
         let (requests, mut connection) = handshake.map_err(ConnectError::Handshake)?;
         let state = Arc::new(ConnectionState::default());
         let (pings, known) = (connection.ping_pong(), Arc::clone(&state));
-        let address: Arc<str> = address.into();
+        let address = address.to_owned();
         tracker.spawn(async move {
-            tokio::select! {
-                end = known.arrivals.drive(&mut connection) => if let Err(error) = end {
-                    ended(&error);
-                },
-                () = silence(pings) => {
-                    known.is_silent.store(true, Ordering::Release);
-                    tracing::debug!(%address, "a replica answers no pings");
-                }
-            }
+            let running = known.run((&mut connection, pings), &address, ended);
+            // Behind a panic too: whoever reads a response would wait for ever.
+            let ran = AssertUnwindSafe(running).catch_unwind().await;
             known.is_closed.store(true, Ordering::Release);
             // Only now do the requests on it learn that it is gone.
             drop(connection);
             // h2 tells of nothing more.
             known.arrivals.receive(Waker::noop());
+            if let Err(panic) = ran {
+                resume_unwind(panic);
+            }
         });
         Ok(Self { requests, state })
     }
@@ -252,6 +251,29 @@ impl Connection {
             SendError::NotTaken
         } else {
             SendError::Broken
+        }
+    }
+}
+
+impl ConnectionState {
+    /// Drives a connection until it ends or its peer answers no pings. `ended` gets the error that ends it.
+    async fn run(
+        &self,
+        (connection, pings): (
+            &mut client::Connection<StoppableStream, Bytes>,
+            Option<PingPong>,
+        ),
+        address: &str,
+        ended: impl Fn(&(dyn Error + 'static)) + Send,
+    ) {
+        tokio::select! {
+            end = self.arrivals.drive(connection) => if let Err(error) = end {
+                ended(&error);
+            },
+            () = silence(pings) => {
+                self.is_silent.store(true, Ordering::Release);
+                tracing::debug!(address, "a replica answers no pings");
+            }
         }
     }
 }
@@ -319,7 +341,7 @@ impl IncomingState {
         let stream = self.stream.as_mut()?;
         while self.end.is_none() {
             match stream.poll_data(cx) {
-                Poll::Ready(Some(Ok(data))) => self.unread.push(data),
+                Poll::Ready(Some(Ok(data))) => self.unread.push(&data),
                 Poll::Ready(None) if stream.is_end_stream() => self.end = Some(Ok(())),
                 Poll::Ready(Some(Err(_)) | None) => self.end = Some(Err(BrokenResponse)),
                 Poll::Pending => break,
@@ -690,15 +712,21 @@ mod tests {
         within(waiting).await;
     }
 
+    /// Frames of 4 KiB and more kept the buffer of the connection, which may have 32 KiB.
     #[tokio::test]
-    async fn a_short_piece_of_an_answer_keeps_no_buffer_of_others() {
+    async fn a_piece_of_an_answer_keeps_no_buffer_of_others() {
         let (connection, mut frames) = connected(&Arc::default()).await;
         let (mut body, stream) = begun(&connection, &mut frames).await;
-        let write = frames.write(DATA, 0, stream, b"short");
-        let (piece, ()) = within(async { tokio::join!(body.next(), write) }).await;
-        let piece = piece.unwrap().unwrap();
-        assert_eq!(piece, "short");
-        assert!(piece.is_unique(), "the buffer of the connection stays");
+        for length in [5, 4 << 10, 9000] {
+            let sent = vec![b'x'; length];
+            let write = frames.write(DATA, 0, stream, &sent);
+            let (piece, ()) = within(async { tokio::join!(body.next(), write) }).await;
+            let piece = piece.unwrap().unwrap();
+            assert_eq!(piece, sent);
+            let capacity = piece.try_into_mut().map(|piece| piece.capacity());
+            let capacity = capacity.expect("the buffer of the connection stays");
+            assert!(capacity <= 2 * length.max(8), "{capacity} for {length}");
+        }
     }
 
     /// Each had an entry in h2, and kept up to 8 KiB, so that clients that read nothing filled the memory.
@@ -784,6 +812,35 @@ mod tests {
             let (next, _silent) = within(async { tokio::join!(body.next(), breaking) }).await;
             assert!(next.is_err(), "{is_closed}");
         }
+    }
+
+    /// A task that panics as it is woken.
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a bug");
+        }
+    }
+
+    /// They slept on: h2 told of their end, and nobody read it.
+    #[tokio::test]
+    async fn clients_that_wait_learn_that_the_task_of_the_connection_panicked() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let (mut first, stream) = begun(&connection, &mut frames).await;
+        let (mut second, _) = begun(&connection, &mut frames).await;
+        let waker = Waker::from(Arc::new(Panics));
+        let mut next = Box::pin(first.next());
+        let polled = next.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let incoming = incoming(&second);
+        let breaking = async {
+            until(&incoming, |state| state.reader.is_some()).await;
+            frames.write(DATA, 0, stream, b"x").await;
+        };
+        let (next, ()) = within(async { tokio::join!(second.next(), breaking) }).await;
+        assert!(next.is_err());
+        assert!(connection.is_closed());
     }
 
     #[test]

@@ -12,23 +12,18 @@ use crate::base::budget::{drop_room, push_back};
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     pieces: VecDeque<Bytes>,
-    /// The short ones behind those, as one.
+    /// The newest ones behind those, as one piece.
     last: BytesMut,
 }
 
 impl Unread {
-    /// Adds what was received. A short piece is copied: it would keep the buffer that it was read into, with all else
-    /// that came then.
-    pub(super) fn push(&mut self, data: Bytes) {
-        if data.len() >= SHORT {
-            self.close_last();
-            push_back(&mut self.pieces, data);
-            return;
-        }
+    /// Adds a copy of what was received: a part of the buffer that it was read into would keep all of that buffer, which
+    /// may have grown to several times a frame.
+    pub(super) fn push(&mut self, data: &[u8]) {
         if self.last.len() + data.len() > LONGEST {
             self.close_last();
         }
-        self.last.extend_from_slice(&data);
+        self.last.extend_from_slice(data);
     }
 
     /// Removes the first bytes.
@@ -54,15 +49,13 @@ impl Unread {
     /// Returns the number of bytes, and of buffers that have them.
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, usize) {
-        let long: usize = self.pieces.iter().map(Bytes::len).sum();
+        let closed: usize = self.pieces.iter().map(Bytes::len).sum();
         let buffers = self.pieces.len() + usize::from(!self.last.is_empty());
-        (long + self.last.len(), buffers)
+        (closed + self.last.len(), buffers)
     }
 }
 
-/// Pieces below this are copied out of the buffer that they were read into, which has 8 KiB or more.
-const SHORT: usize = 4 << 10;
-/// Longest piece that short ones become; it is copied as it grows.
+/// Longest piece that several become, as long as a frame; it is copied as it grows.
 const LONGEST: usize = 16 << 10;
 
 #[cfg(test)]
@@ -74,7 +67,7 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_come_in_order_however_they_were_sent(
-            steps in prop::collection::vec((0..3 * SHORT, any::<bool>()), 0..60),
+            steps in prop::collection::vec((0..=LONGEST, any::<bool>()), 0..60),
         ) {
             let (mut unread, mut sent, mut got) = (Unread::default(), Vec::new(), Vec::new());
             let mut byte = 0_u8;
@@ -82,7 +75,7 @@ mod tests {
                 byte = byte.wrapping_add(1);
                 let data = vec![byte; length];
                 sent.extend_from_slice(&data);
-                unread.push(data.into());
+                unread.push(&data);
                 prop_assert_eq!(unread.kept().0, sent.len() - got.len());
                 if is_read {
                     got.extend_from_slice(&unread.pop().unwrap_or_default());
@@ -97,33 +90,24 @@ mod tests {
         }
     }
 
+    /// Frames of 4 KiB and more kept buffers of up to 32 KiB.
     #[test]
-    fn short_pieces_become_long_ones_that_keep_no_buffer_of_others() {
-        for length in [1, 80, 1000, SHORT - 1] {
-            let (mut unread, buffer) = (Unread::default(), Bytes::from(vec![b'x'; 8 << 10]));
+    fn pieces_have_about_their_bytes_in_memory_however_they_were_sent() {
+        for length in [1, 80, 1000, 4 << 10, 5000, 9000, LONGEST] {
+            let (mut unread, data) = (Unread::default(), vec![b'x'; length]);
             let count = (64 << 10) / length;
             for _ in 0..count {
-                unread.push(buffer.slice(..length));
+                unread.push(&data);
             }
-            assert!(buffer.is_unique(), "{length}: the buffer stays");
             let (bytes, buffers) = unread.kept();
             assert_eq!(bytes, count * length);
-            assert!(buffers <= 6, "{length}: {buffers} buffers");
+            assert!(buffers <= 8, "{length}: {buffers} buffers");
             while let Some(piece) = unread.pop() {
                 let bytes = piece.len();
+                assert!(bytes <= LONGEST, "a piece of {bytes}");
                 let capacity = piece.try_into_mut().unwrap().capacity();
                 assert!(capacity <= 2 * bytes.max(8), "{capacity} for {bytes}");
             }
         }
-    }
-
-    #[test]
-    fn long_pieces_are_not_copied() {
-        let (mut unread, data) = (Unread::default(), Bytes::from(vec![b'x'; SHORT]));
-        unread.push(Bytes::from_static(b"short"));
-        unread.push(data.clone());
-        assert_eq!(unread.pop().unwrap(), "short");
-        assert_eq!(unread.pop().unwrap().as_ptr(), data.as_ptr());
-        assert!(unread.pop().is_none());
     }
 }

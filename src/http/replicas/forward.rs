@@ -31,7 +31,7 @@ use crate::{
     endpoint,
     error::Error,
     hub::ownership::{LookupSource, Place},
-    protocol::{LAST_EVENT_ID, event::push_message},
+    protocol::{Body as Messages, LAST_EVENT_ID, event::push_message},
     state::Replica,
 };
 
@@ -213,8 +213,14 @@ impl Forwarding {
     pub(super) fn owner_lost(&self) -> Response {
         let lines = self.request.owner_lost_errors();
         let is_2024 = self.request.kind() == Some(endpoint::Kind::Messages);
-        if lines.is_empty() || is_2024 {
+        if lines.is_empty() {
             return owner_unreachable();
+        }
+        if is_2024 {
+            // Results of its calls have another connection.
+            let id = body::id_in(Messages::parse(self.request.body.clone()));
+            let lost = McpRefusal::from(Error::Lost).answering(id.as_deref());
+            return lost.into_response();
         }
         if !headers::accepts(&self.request.headers).json {
             let mut events = BytesMut::new();

@@ -367,7 +367,7 @@ impl Forwarding {
         let body = if is_stream && head.status == StatusCode::OK {
             body(self.clone(), Source::Remote(answer))
         } else {
-            buffered(answer, &self.share()).await?
+            buffered(answer, &self.share(), self.room.clone()).await?
         };
         let mut response = Response::new(body);
         *response.status_mut() = head.status;
@@ -457,8 +457,12 @@ impl Forwarding {
 
 /// Reads a response that is no stream whole, so that an early end can still become an error response.
 /// Beyond [`BUFFERED_MAX`] or the share of the caller the rest is streamed: the owner keeps and counts
-/// what the client does not take.
-async fn buffered(mut answer: ResponseBody, share: &Arc<Budget>) -> Result<Body, BrokenResponse> {
+/// what the client does not take, but for the window, for which there is `room` here.
+async fn buffered(
+    mut answer: ResponseBody,
+    share: &Arc<Budget>,
+    room: Option<Arc<Drawn>>,
+) -> Result<Body, BrokenResponse> {
     let (mut pieces, mut drawn) = (BytesMut::new(), share.hold(0));
     while let Some(piece) = answer.next().await? {
         let length = piece.len() as u64;
@@ -470,21 +474,26 @@ async fn buffered(mut answer: ResponseBody, share: &Arc<Budget>) -> Result<Body,
         pieces.extend_from_slice(&piece);
         if !has_room || pieces.len() > BUFFERED_MAX {
             let first = drawn.until_dropped(pieces.freeze());
-            return Ok(streamed(first, answer, Arc::clone(share)));
+            return Ok(streamed(first, answer, (Arc::clone(share), room)));
         }
     }
     Ok(Body::from(drawn.until_dropped(pieces.freeze())))
 }
 
-/// A body of these bytes and the rest of a response, which is read as the client takes it.
-fn streamed(first: Bytes, answer: ResponseBody, share: Arc<Budget>) -> Body {
-    let rest = unfold(Some((answer, share)), async |rest| {
-        let (mut answer, share) = rest?;
+/// A body of these bytes and the rest of a response, which is read as the client takes it. It has the share of the caller,
+/// and the room for what waits here, until its end.
+fn streamed(
+    first: Bytes,
+    answer: ResponseBody,
+    counted: (Arc<Budget>, Option<Arc<Drawn>>),
+) -> Body {
+    let rest = unfold(Some((answer, counted)), async |rest| {
+        let (mut answer, counted) = rest?;
         match answer.next().await {
             Ok(None) => None,
             Ok(Some(piece)) => {
-                let held = share.hold(piece.len() as u64);
-                Some((Ok(held.until_dropped(piece)), Some((answer, share))))
+                let held = counted.0.hold(piece.len() as u64);
+                Some((Ok(held.until_dropped(piece)), Some((answer, counted))))
             }
             Err(cut) => Some((Err(cut), None)),
         }
@@ -506,6 +515,7 @@ impl Lookup {
             | Error::NoCursor
             | Error::Gone
             | Error::Scopes(_)
+            | Error::Lost
             | Error::Draining
             | Error::Bug(_) => Self::Failed,
         }

@@ -12,7 +12,7 @@ use http::{
 use tokio::time::Instant;
 
 use crate::http::{
-    admission::{Admitted, Front, body, headers},
+    admission::{Admitted, Front, body},
     peers::{
         Cluster, Hop, ResponseBody, STREAM_WINDOW, SendError, SignedRequest, carried, mark_refused,
         replaced_for,
@@ -48,8 +48,8 @@ pub(crate) struct Forwarding {
     /// Session id; empty for a request that begins a session.
     pub(crate) session: String,
     pub(super) request: ForwardedRequest,
-    /// What is kept here of a stream that answers it and that the client does not take; none if no stream does.
-    _room: Option<Arc<Drawn>>,
+    /// What is kept here of its answer before the client takes it; none if that is short.
+    pub(super) room: Option<Arc<Drawn>>,
 }
 
 /// Copy of a client's request as it is sent to another replica.
@@ -76,7 +76,7 @@ pub(crate) enum HopError {
 }
 
 impl Forwarding {
-    /// Makes a request for `session` of another replica, within the share of its caller: a call whose stream finds no
+    /// Makes a request for `session` of another replica, within the share of its caller: a call whose answer finds no
     /// room is refused before it is made. Responses and notifications are not: streams that fill the share may wait for
     /// them.
     ///
@@ -92,7 +92,7 @@ impl Forwarding {
         let (access, limits) = (&admitted.access, front.hub.limits());
         let request = ForwardedRequest::of(parts, body);
         let mut room = None;
-        if request.may_open_stream(access.server().reply.is_json()) {
+        if request.may_have_long_answer() {
             room = limits.memory().caller(access).draw(STREAM_WINDOW.into());
             if room.is_none() {
                 let parsed = body::messages(access, request.body.clone()).await;
@@ -109,7 +109,7 @@ impl Forwarding {
             access: access.clone(),
             session,
             request,
-            _room: room.map(Arc::new),
+            room: room.map(Arc::new),
         })
     }
 
@@ -245,17 +245,13 @@ impl ForwardedRequest {
         }
     }
 
-    /// Returns whether an event stream may answer this request, at a server that `prefers_json` or at another.
-    fn may_open_stream(&self, prefers_json: bool) -> bool {
+    /// Returns whether a stream may answer this request, or the result of a call. It fills the window, as JSON too, before
+    /// it is known to be long.
+    fn may_have_long_answer(&self) -> bool {
         match self.method {
             Method::GET => true,
-            Method::POST => {
-                let is_2024 = self.kind() == Some(endpoint::Kind::Messages);
-                let accepts = headers::accepts(&self.headers);
-                // `subscriptions/listen` opens one in each mode, and needs this header field.
-                let is_json = prefers_json && accepts.json && !headers::is_modern(&self.headers);
-                !is_2024 && accepts.sse && !is_json
-            }
+            // Of 2024-11-05: results go over the connection of the session.
+            Method::POST => self.kind() != Some(endpoint::Kind::Messages),
             _ => false,
         }
     }
@@ -423,37 +419,26 @@ mod tests {
         }
     }
 
+    /// Those as JSON were in no budget.
     #[test]
-    fn streams_answer_requests_that_permit_them() {
-        let made = |method: &Method, path: &str, accept: &'static str| {
+    fn calls_have_long_answers_in_whichever_form() {
+        let of = |method: &Method, path: &str, accept: &'static str| {
             let request = Request::builder().method(method).uri(path);
             let request = request.header(header::ACCEPT, accept).body(()).unwrap();
             let (parts, ()) = request.into_parts();
-            ForwardedRequest::of(&parts, Bytes::new())
-        };
-        let of = |method: &Method, path: &str, accept: &'static str| {
-            made(method, path, accept).may_open_stream(false)
+            ForwardedRequest::of(&parts, Bytes::new()).may_have_long_answer()
         };
         let (both, json) = ("application/json, text/event-stream", "application/json");
         assert!(of(&Method::GET, "/t/a/b/sse", json));
-        assert!(of(&Method::POST, "/t/a/b/mcp", both));
-        assert!(!of(&Method::POST, "/t/a/b/mcp", json));
+        for accept in [both, json, EVENT_STREAM] {
+            assert!(of(&Method::POST, "/t/a/b/mcp", accept));
+        }
         assert!(!of(&Method::POST, "/t/a/b/messages?session_id=x", both));
         assert!(!of(&Method::DELETE, "/t/a/b/mcp", both));
-        // Where the server answers with JSON, a client that takes no JSON has a stream, and so has a subscription.
-        let in_json_mode = |accept| {
-            let mut request = made(&Method::POST, "/t/a/b/mcp", accept);
-            let before = request.may_open_stream(true);
-            let modern = HeaderValue::from_static("2026-07-28");
-            request.headers.insert(PROTOCOL_VERSION, modern);
-            (before, request.may_open_stream(true))
-        };
-        assert_eq!(in_json_mode(both), (false, true));
-        assert_eq!(in_json_mode(EVENT_STREAM), (true, true));
     }
 
     #[test]
-    fn a_stream_may_answer_a_body_that_may_have_a_request() {
+    fn a_body_that_may_have_a_request_has_an_answer() {
         let request = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
         let notification = r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#;
         let result = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;

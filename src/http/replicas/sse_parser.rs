@@ -4,6 +4,8 @@
 //! its beginning. Only whole events are passed on for that reason. The parser does no IO and finds
 //! only the ends and the ids of events, in the form that `protocol::event` writes.
 
+use std::mem::replace;
+
 use bytes::{Bytes, BytesMut};
 
 /// Parser state of one stream.
@@ -33,11 +35,18 @@ impl SseParser {
                 self.searched = self.rest.len();
                 return Bytes::new();
             };
-            let whole = self.rest.split_to(from + at + END.len()).freeze();
+            let end = from + at + END.len();
             // Copied: it would keep the buffer of the events before it, however long they were.
-            self.rest = BytesMut::from(&*self.rest);
+            let rest = BytesMut::from(&self.rest[end..]);
+            let mut whole = replace(&mut self.rest, rest);
             self.searched = self.rest.len();
-            whole
+            whole.truncate(end);
+            // So would short ones that of the begin of a long one, and they are counted by their length.
+            if whole.capacity() > 2 * end {
+                Bytes::copy_from_slice(&whole)
+            } else {
+                whole.freeze()
+            }
         };
         if self.is_resumed && !whole.is_empty() {
             self.is_resumed = false;
@@ -203,6 +212,19 @@ mod tests {
         push("data: z");
         parser.discard_partial();
         assert_eq!(parser.kept(), 0);
+    }
+
+    /// It kept the piece in which it came, with the begin of a long event.
+    #[test]
+    fn a_short_event_keeps_nothing_of_a_long_one_behind_it() {
+        let mut parser = SseParser::default();
+        let long = format!("data: x\n\ndata: {}", "y".repeat(16 << 10));
+        let whole = parser.push(long.into());
+        assert_eq!(whole, "data: x\n\n");
+        let length = whole.len();
+        let capacity = whole.try_into_mut().map(|whole| whole.capacity());
+        assert!(capacity.unwrap() <= 2 * length);
+        assert_eq!(parser.kept(), 6 + (16 << 10));
     }
 
     #[test]

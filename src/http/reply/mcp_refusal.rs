@@ -81,6 +81,14 @@ impl McpRefusal {
         busy.with(HOP, HeaderValue::from_static("refused"))
     }
 
+    /// Makes the refusal of a message that may have been executed. It has no `Retry-After`, which clients and proxies
+    /// follow by themselves.
+    fn lost() -> Self {
+        let what = "the session has ended here, and the message may have been executed";
+        let lost = Self::coded(StatusCode::SERVICE_UNAVAILABLE, -31001, what);
+        lost.with_data(r#"{"reason":"owner_lost","retryable":false}"#.to_owned())
+    }
+
     /// Returns the status and the text, for a response in another form.
     pub(crate) fn parts(&self) -> (StatusCode, &'static str) {
         (self.status, self.message)
@@ -123,6 +131,7 @@ impl From<Error> for McpRefusal {
                 (StatusCode::SERVICE_UNAVAILABLE, -31004, what, Some(retry))
             }
             Error::Moved => return Self::moved(),
+            Error::Lost => return Self::lost(),
             Error::Draining => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 -31004,
@@ -236,6 +245,7 @@ mod tests {
                 retry: second,
             },
             Error::Moved,
+            Error::Lost,
             Error::Draining,
             Error::Bug("secret"),
         ]
@@ -266,6 +276,7 @@ mod tests {
         Limit: 429 -31004 limit retry 1
         Busy: 503 -31004 busy retry 1
         Moved: 503 -31004 the session is about to be another replica's retry 1
+        Lost: 503 -31001 the session has ended here, and the message may have been executed
         Draining: 503 -31004 the gateway is about to end retry 1
         Bug: 503 -32603 internal error retry 5
         ");

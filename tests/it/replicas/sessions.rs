@@ -842,7 +842,7 @@ async fn http_sse_takes_no_call_of_which_redis_does_not_know() {
         let request = client().post(format!("{}{}", origin(at), legacy.endpoint));
         let request = request.header("Content-Type", "application/json");
         let sent = request.body(message.to_string()).send();
-        async move { within("a response", sent).await.unwrap().status() }
+        async move { within("a response", sent).await.unwrap() }
     };
     let echo = |id: &str| tool_call(json!(id), "echo", json!({"text": "x"}));
     // Redis comes back in time.
@@ -852,20 +852,28 @@ async fn http_sse_takes_no_call_of_which_redis_does_not_know() {
     let early = tokio::time::timeout(quiet, &mut pending).await;
     assert!(early.is_err(), "taken before Redis knows it: {early:?}");
     way.set(Mode::Pass);
-    assert_eq!(pending.await.unwrap(), StatusCode::ACCEPTED);
+    assert_eq!(pending.await.unwrap().status(), StatusCode::ACCEPTED);
+    // Read before the next cut: its event is written behind its id.
+    let (_, answer) = within("an answer", legacy.events.message()).await.unwrap();
+    assert_eq!(answer["id"], "first");
     // It does not.
     replicas.ready(0).await;
     way.set(Mode::Cut);
-    let status = post(0, echo("second")).await;
-    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    let lost = post(0, echo("second")).await;
+    assert_eq!(lost.status(), StatusCode::SERVICE_UNAVAILABLE);
+    // It may have been executed, so nothing may send it again by itself.
+    assert!(!lost.headers().contains_key("retry-after"));
+    let lost: Value = lost.json().await.unwrap();
+    assert_eq!(
+        (&lost["id"], &lost["error"]["code"]),
+        (&json!("second"), &json!(-31001))
+    );
     // The session goes on at the other replica.
     let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"});
     until("another owner", || async {
-        post(1, ping.clone()).await == StatusCode::ACCEPTED
+        post(1, ping.clone()).await.status() == StatusCode::ACCEPTED
     })
     .await;
-    let (_, answer) = within("an answer", legacy.events.message()).await.unwrap();
-    assert_eq!(answer["id"], "first");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1286,6 +1286,45 @@ async fn buffers_that_the_table_of_fields_keeps_take_room_in_the_share_of_their_
     surface.ends().await;
 }
 
+/// A path of a few bytes kept the buffer of its frame as long as its request waited, or was answered by a stream.
+#[tokio::test]
+async fn a_target_over_http2_keeps_no_buffer() {
+    let address = "127.0.0.1:1".parse().expect("address");
+    let url = "http://127.0.0.1:1".parse().expect("url");
+    let allowed = Allowed::new(&url, address, false, &[], &[]).expect("allowed");
+    let metrics = Arc::new(Metrics::new(None).expect("metrics"));
+    let app = App::of_public(
+        public(Health::default()),
+        Gate::new(
+            (
+                allowed,
+                Box::new(|_, _| FoundHost::None),
+                Box::new(|_| None),
+            ),
+            Vec::new(),
+            MAX_BODY,
+            MemoryBudgets::of(64 << 20, 64 << 20, None),
+            (metrics, Traces::default()),
+            LoggedRequests::All,
+        ),
+    );
+    let buffer = Bytes::from("127.0.0.1:1/who?a=b".to_owned());
+    let authority = http::uri::Authority::from_maybe_shared(buffer.slice(..11));
+    let path = http::uri::PathAndQuery::from_maybe_shared(buffer.slice(11..));
+    let target = http::Uri::builder()
+        .scheme("http")
+        .authority(authority.expect("authority"))
+        .path_and_query(path.expect("path"))
+        .build();
+    let mut request = http::Request::new(Body::empty());
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = target.expect("target");
+    assert!(!buffer.is_unique());
+    let received = app.receive(address, request).expect("a request");
+    assert!(buffer.is_unique(), "it is kept");
+    drop(received);
+}
+
 #[tokio::test]
 async fn usual_fields_in_the_table_of_an_http2_connection_take_no_room() {
     let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);

@@ -4,6 +4,7 @@
 //!
 //! * `tree`: budgets and shares, and what is drawn from them
 //! * `others_first`: letting all other tasks go first
+//! * `stepped`: a socket that is read and written in steps
 //! * `shares`: shares by owner
 //! * `turns`: turns of which one owner has at most three quarters
 //! * `rotation`: turns in rotation among tenants
@@ -19,6 +20,7 @@ mod others_first;
 mod room;
 mod rotation;
 mod shares;
+mod stepped;
 mod tree;
 mod turns;
 
@@ -29,5 +31,6 @@ pub(crate) use self::others_first::others_first;
 pub(crate) use self::room::{drop_room, push_back};
 pub(crate) use self::rotation::{Rotation, Turn};
 pub(crate) use self::shares::Shares;
+pub(crate) use self::stepped::Stepped;
 pub(crate) use self::tree::{Budget, Drawn, LARGE_STEP, SMALL_STEP};
 pub(crate) use self::turns::{Turn as OwnersTurn, Turns};

@@ -322,6 +322,16 @@ fn forwarded(entry: &str) -> Option<IpAddr> {
     ip.ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
+/// Copies a target: over HTTP/2 it is a part of the buffer that its head was read or decoded into, and keeps all of that.
+pub(super) fn copied(target: &Uri) -> Uri {
+    let mut parts = target.clone().into_parts();
+    let authority = parts.authority.take();
+    parts.authority = authority.and_then(|text| uri::Authority::try_from(text.as_str()).ok());
+    let path = parts.path_and_query.take();
+    parts.path_and_query = path.and_then(|text| uri::PathAndQuery::try_from(text.as_str()).ok());
+    Uri::from_parts(parts).unwrap_or_else(|_| target.clone())
+}
+
 #[cfg(test)]
 #[path = "../tests/address.rs"]
 mod tests;

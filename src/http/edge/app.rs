@@ -89,17 +89,19 @@ impl App {
     ///
     /// The answer to a request that is refused at once.
     pub(crate) fn receive(&self, peer: SocketAddr, request: Request) -> Result<Received, Response> {
-        let ListenerGate::Public(gate) = &self.gate else {
-            let admitted = None;
-            return Ok(Received { request, admitted });
-        };
         let is_head = request.method() == Method::HEAD;
-        let received = gate.receive(peer.ip(), request);
+        let received = match &self.gate {
+            ListenerGate::Operators(_) => Ok((request, None)),
+            ListenerGate::Public(gate) => {
+                let received = gate.receive(peer.ip(), request);
+                received.map(|(request, admitted)| (request, Some(admitted)))
+            }
+            ListenerGate::Replicas(cluster) => {
+                hops::receive(cluster, peer, request).map(|request| (request, None))
+            }
+        };
         let received = received.map_err(|refused| of_method(is_head, refused));
-        received.map(|(request, admitted)| Received {
-            request,
-            admitted: Some(admitted),
-        })
+        received.map(|(request, admitted)| Received { request, admitted })
     }
 
     /// Answers one request from `peer`.

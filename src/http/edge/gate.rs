@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use ipnet::IpNet;
 
 use super::access_log::{AccessLog, Line};
-use super::address::{Allowed, HostCheck, OriginCheck, client_address, is_canonical};
+use super::address::{Allowed, HostCheck, OriginCheck, client_address, copied, is_canonical};
 use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW, TRAILERS_MAX};
 use super::cors;
 use super::null_origin;
@@ -306,6 +306,10 @@ impl Gate {
     ) -> Result<(Request, Admitted), Response> {
         let address = client_address(peer, request.headers(), &self.proxies);
         let (mut head, body) = request.into_parts();
+        let is_http2 = head.version == Version::HTTP_2;
+        if is_http2 {
+            head.uri = copied(&head.uri);
+        }
         let (mut body, state) = body_limit::limit(body, self.max_body, self.share(address));
         let is_probe = route_label(head.uri.path()) == Route::Health;
         let (mut size, is_too_large) = measure(&head.headers);
@@ -313,7 +317,6 @@ impl Gate {
             let_go(&mut head);
             size = measure(&head.headers).0;
         }
-        let is_http2 = head.version == Version::HTTP_2;
         let text = text_of_target(&head);
         let mut cost = REQUEST + text + size + head.headers.len() * FIELD;
         if is_probe || is_too_large {

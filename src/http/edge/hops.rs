@@ -12,13 +12,31 @@ use super::routes::Routes;
 use crate::{
     config::ClientAddress,
     http::{
-        peers::{Cluster, takes_answer},
+        peers::{Cluster, InvalidHop, takes_answer},
         reply::refusal::{in_form_of, refusal},
     },
     telemetry::TraceContext,
 };
 
-/// Passes a request of another replica to its route.
+/// Receives a request, before anything is waited for: hyper begins a task for each, which runs behind all that are ready,
+/// and a stranger may send as many as a replica.
+///
+/// # Errors
+///
+/// The refusal of a head that no replica sends, of which nothing is kept.
+pub(super) fn receive(
+    cluster: &Cluster,
+    peer: SocketAddr,
+    request: Request,
+) -> Result<Request, Response> {
+    if request.headers().len() > FIELDS_MAX {
+        drop(request);
+        return Err(cluster.refuse(peer, InvalidHop::Forged));
+    }
+    Ok(request)
+}
+
+/// Passes a request of another replica to its route. Its signature is verified before anything is waited for.
 pub(super) async fn pass(
     cluster: &Cluster,
     peer: SocketAddr,
@@ -60,3 +78,7 @@ fn too_long(path: &str) -> Response {
     refused.headers_mut().insert(RETRY_AFTER, retry);
     refused
 }
+
+/// Most header fields of a hop: it carries those of a client, of which the public listener takes 100, with a few of its
+/// replica's own, and a newer one may have more.
+const FIELDS_MAX: usize = 200;

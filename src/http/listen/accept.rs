@@ -34,7 +34,7 @@ use super::connections::{Admission, Connections};
 use super::requests::Requests;
 use super::tls::TlsReload;
 use super::wire::{HEAD, Wire};
-use crate::base::budget::others_first;
+use crate::base::budget::{Stepped, others_first};
 use crate::base::memory::pinned;
 use crate::http::edge::{App, STREAM_WINDOW, TRAILERS_MAX};
 use crate::http::peers::{BrokenConnections, HEADER_LIST, Stranger, Strangers};
@@ -294,7 +294,7 @@ impl Connection {
         } else {
             TRAILERS_MAX
         };
-        let wire = Wire::of_http2(stream, Arc::clone(&requests), trailers);
+        let wire = Wire::of_http2(Stepped::new(stream), Arc::clone(&requests), trailers);
         let connection = http2.serve_connection(wire, service);
         let connection = pin!(connection);
         let idle = CancellationToken::new();

@@ -3,7 +3,9 @@
 //!
 //! h2 decodes each part of a block as it comes, and keeps the fields until the block has its end; those of trailers as
 //! long as their stream, also if nobody reads the body any more. Not here: what the frames say, and whether they are right,
-//! which h2 knows.
+//! which h2 knows; what its table keeps of blocks (`hpack`).
+
+use super::hpack::Table;
 
 /// How far the frames of a connection have come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub(super) struct Frames {
     trailers: Option<usize>,
     /// Bytes of the longest trailers.
     longest: usize,
+    /// What the table of HPACK keeps.
+    table: Table,
 }
 
 impl Frames {
@@ -36,6 +40,7 @@ impl Frames {
             highest: 0,
             trailers: None,
             longest: 0,
+            table: Table::new(),
         }
     }
 
@@ -49,6 +54,9 @@ impl Frames {
                 for (known, byte) in known.zip(part) {
                     *known = *byte;
                 }
+                self.table.pass(part.len());
+            } else {
+                self.table.follow(part);
             }
             (self.left, bytes) = (self.left - part.len(), rest);
             if self.left > 0 {
@@ -89,8 +97,12 @@ impl Frames {
     }
 
     fn has_end(&self) -> bool {
+        self.flags() & END_HEADERS != 0
+    }
+
+    fn flags(&self) -> u8 {
         let [_, _, _, _, flags, ..] = self.head;
-        flags & END_HEADERS != 0
+        flags
     }
 
     fn length(&self) -> usize {
@@ -107,6 +119,11 @@ impl Frames {
     /// Bytes of the longest trailers that have begun.
     pub(super) fn longest_trailers(&self) -> usize {
         self.longest
+    }
+
+    /// What the table keeps of blocks as long as the connection lives.
+    pub(super) fn kept_by_table(&self) -> u64 {
+        self.table.held()
     }
 
     /// The head is complete.
@@ -128,6 +145,12 @@ impl Frames {
         }
         // Of a block into which another frame comes h2 keeps nothing.
         let goes_on = self.is_open && kind == CONTINUATION;
+        match kind {
+            HEADERS => self.table.begin(self.flags(), self.length(), self.stream()),
+            CONTINUATION if goes_on => self.table.go_on(self.length()),
+            // A client may not send PUSH_PROMISE (section 8.4).
+            _ => self.table.skip(),
+        }
         self.is_open = self.is_of_block() && (goes_on || !self.has_end());
     }
 

@@ -7,6 +7,7 @@
 //! * `requests`: requests of a connection, and how far the current one is
 //! * `activity`: open requests of a connection of HTTP/2
 //! * `frames`: frames of HTTP/2, as far as header blocks are concerned
+//! * `hpack`: what the table of HPACK keeps of header blocks
 //! * `tls`: certificates and their reload
 //! * `wire`: a socket that is read within bounds, with a lingering close
 
@@ -14,6 +15,7 @@ pub(crate) mod accept;
 mod activity;
 mod connections;
 mod frames;
+mod hpack;
 mod requests;
 mod tls;
 mod wire;

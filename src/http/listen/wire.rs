@@ -23,7 +23,8 @@ use crate::base::budget::{Budget, Drawn};
 /// request that is under way, or trailers. Of HTTP/2 h2 keeps the fields of a header block without its end. From
 /// [`AHEAD`] on that is drawn from the share of the peer's address, and a head has [`HEAD`] to come, the first one of a
 /// connection apart, whose time `accept` keeps. Trailers of HTTP/2 stay with their stream though nobody reads them, so
-/// that long ones end the connection.
+/// that long ones end the connection. Buffers that its table of header fields keeps are drawn from the share as long as
+/// the connection lives.
 ///
 /// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
 /// the response (413, 408). After the write side is shut down, input is therefore discarded for a
@@ -44,8 +45,17 @@ pub(crate) struct Wire<S> {
 /// How far a connection was read ahead of its requests.
 enum Progress {
     Http1(Ahead),
-    /// With the most bytes that trailers may have.
-    Http2(Frames, usize),
+    /// Boxed, so that connections of HTTP/1 do not pay for it.
+    Http2(Box<Blocks>),
+}
+
+/// Header blocks of a connection of HTTP/2.
+struct Blocks {
+    frames: Frames,
+    /// The most bytes that trailers may have.
+    trailers: usize,
+    /// What is held of the share of the address for what the table of fields keeps.
+    table: Option<Drawn>,
 }
 
 /// What of HTTP/1 was read ahead of a request.
@@ -102,9 +112,14 @@ impl<S> Wire<S> {
 
     /// Wraps a stream that HTTP/2 requests come by, with trailers of so many bytes at most.
     pub(super) fn of_http2(stream: S, requests: Arc<Requests>, trailers: usize) -> Self {
+        let blocks = Blocks {
+            frames: Frames::new(),
+            trailers,
+            table: None,
+        };
         Self {
             requests: Some(requests),
-            progress: Progress::Http2(Frames::new(), trailers),
+            progress: Progress::Http2(Box::new(blocks)),
             ..Self::new(stream)
         }
     }
@@ -187,25 +202,31 @@ impl Ahead {
     }
 }
 
-/// Reads frames of HTTP/2, and bounds trailers, and a header block until it has its end.
+/// Reads frames of HTTP/2, and bounds trailers, a header block until it has its end, and what the table of fields keeps.
 fn poll_frames<S: AsyncRead + Unpin>(
-    (frames, trailers): (&mut Frames, usize),
+    blocks: &mut Blocks,
     stream: &mut S,
     (requests, unparsed): (&Requests, &mut Option<Box<Unparsed>>),
     cx: &mut Context<'_>,
     buf: ReadBufCursor<'_>,
 ) -> Poll<io::Result<()>> {
     let (most, mut has_ended) = (buf.remaining(), false);
+    let frames = &mut blocks.frames;
     let mut read = TokioIo::new(Seen {
         stream,
         most,
         see: |read: &[u8]| has_ended = frames.follow(read),
     });
     let result = Pin::new(&mut read).poll_read(cx, buf);
-    if frames.longest_trailers() > trailers {
+    if frames.longest_trailers() > blocks.trailers {
         *unparsed = None;
         return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
     }
+    if !blocks.hold_table(requests) {
+        *unparsed = None;
+        return out_of_memory(requests);
+    }
+    let frames = &blocks.frames;
     if !frames.are_within_block() {
         *unparsed = None;
         return result;
@@ -228,6 +249,41 @@ fn poll_frames<S: AsyncRead + Unpin>(
     result
 }
 
+impl Blocks {
+    /// Holds what the table of fields keeps; whether the share of the address has room for more, if it is more.
+    fn hold_table(&mut self, requests: &Requests) -> bool {
+        let kept = self.frames.kept_by_table();
+        if kept == self.table.as_ref().map_or(0, Drawn::amount) {
+            return true;
+        }
+        let Some(held) = held_of(&mut self.table, requests) else {
+            return true;
+        };
+        let is_more = kept > held.amount();
+        set_held(held, kept);
+        !(is_more && held.is_too_much())
+    }
+}
+
+/// What is held of the share of the address, once there is anything; none at listeners that are not for everybody.
+fn held_of<'h>(held: &'h mut Option<Drawn>, requests: &Requests) -> Option<&'h mut Drawn> {
+    if held.is_none() {
+        *held = requests.share().map(|share| share.hold(0));
+    }
+    held.as_mut()
+}
+
+/// Holds as much as this.
+fn set_held(held: &mut Drawn, wanted: u64) {
+    let amount = held.amount();
+    if wanted > amount {
+        held.add(wanted - amount);
+    }
+    if wanted < amount {
+        held.give_back(amount - wanted);
+    }
+}
+
 /// Ends a connection, since the share of the address has no room for what is read of it.
 fn out_of_memory(requests: &Requests) -> Poll<io::Result<()>> {
     requests.count_refused();
@@ -244,17 +300,9 @@ impl Unparsed {
         (left > 0).then_some(left)
     }
 
-    /// What is held, once there is anything.
-    fn held(&mut self, requests: &Requests) -> Option<&mut Drawn> {
-        if self.held.is_none() {
-            self.held = requests.share().map(|share| share.hold(0));
-        }
-        self.held.as_mut()
-    }
-
     /// Whether the share of the address holds more than it may.
     fn is_too_much(&mut self, requests: &Requests) -> bool {
-        self.held(requests).is_some_and(|held| held.is_too_much())
+        held_of(&mut self.held, requests).is_some_and(|held| held.is_too_much())
     }
 
     /// Holds as much as is read ahead, if that is more than every connection may have.
@@ -263,15 +311,8 @@ impl Unparsed {
         if wanted == 0 && self.held.is_none() {
             return;
         }
-        let Some(held) = self.held(requests) else {
-            return;
-        };
-        let amount = held.amount();
-        if wanted > amount {
-            held.add(wanted - amount);
-        }
-        if wanted < amount {
-            held.give_back(amount - wanted);
+        if let Some(held) = held_of(&mut self.held, requests) {
+            set_held(held, wanted);
         }
     }
 
@@ -374,9 +415,7 @@ impl<S: AsyncRead + Unpin> Read for Wire<S> {
         let (stream, requests) = (io.inner_mut(), &**requests);
         match progress {
             Progress::Http1(ahead) => ahead.poll_read(stream, (requests, unparsed), cx, buf),
-            Progress::Http2(frames, trailers) => {
-                poll_frames((frames, *trailers), stream, (requests, unparsed), cx, buf)
-            }
+            Progress::Http2(blocks) => poll_frames(blocks, stream, (requests, unparsed), cx, buf),
         }
     }
 }

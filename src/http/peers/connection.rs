@@ -35,7 +35,7 @@ use tokio_util::{
 };
 
 use super::unread::Unread;
-use crate::base::budget::Drawn;
+use crate::base::budget::{Drawn, Stepped};
 
 /// An open connection; a handle. It ends once there is neither a handle nor a response.
 #[derive(Clone)]
@@ -154,7 +154,7 @@ impl Connection {
         let set = stream.set_nodelay(true);
         set.map_err(ConnectError::Socket)?;
         let stream = StoppableStream {
-            stream,
+            stream: Stepped::new(stream),
             stop: Box::pin(stop.child_token().cancelled_owned()),
         };
         let mut builder = client::Builder::new();
@@ -485,7 +485,7 @@ async fn silence(pings: Option<PingPong>) {
 
 /// A socket that fails at `stop`, together with all requests on it.
 struct StoppableStream {
-    stream: TcpStream,
+    stream: Stepped<TcpStream>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 

@@ -29,5 +29,5 @@ pub(crate) use self::connection::{
 #[cfg(test)]
 pub(crate) use self::connections::MAX_CONCURRENT;
 pub(crate) use self::connections::{BrokenConnections, Peers};
-pub(crate) use self::hop::{Hop, HopKeys, SignedRequest, carried};
+pub(crate) use self::hop::{Hop, HopKeys, InvalidHop, SignedRequest, carried};
 pub(crate) use self::stranger::{Stranger, Strangers};

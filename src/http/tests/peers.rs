@@ -423,6 +423,34 @@ async fn a_head_of_an_answer_that_another_replica_does_not_take_becomes_a_503() 
     bench.ends().await;
 }
 
+/// Strangers' heads of thousands of fields waited for their tasks, of 30,000 streams at once.
+#[tokio::test]
+async fn a_head_that_no_replica_sends_is_refused_before_it_waits() {
+    let (bench, (replicas, hops)) = (bench(), keys(&KEY));
+    let cluster = Cluster::new(
+        (replicas.replica(&"127.0.0.1:1".into()).unwrap(), replicas),
+        hops,
+        bench.peers.clone(),
+        Clock::system(),
+        [bench.stop.clone(), bench.stop.clone()],
+    );
+    let routes: Router = Router::new();
+    let app = App::of_replicas(routes.into(), Arc::new(cluster));
+    let received = |fields: usize| {
+        let mut request = Request::new(Body::empty());
+        for _ in 0..fields {
+            let field = HeaderValue::from_static("");
+            request.headers_mut().append("mcp-param-a", field);
+        }
+        app.receive(([127, 0, 0, 1], 1).into(), request)
+    };
+    assert!(received(200).is_ok());
+    let refused = received(201).err().expect("it is received");
+    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    assert!(refused.headers().contains_key("lockgate-hop"));
+    bench.ends().await;
+}
+
 /// They waited for each other in rows of 64, each for an attempt of its own.
 #[tokio::test]
 async fn all_that_wait_for_a_connection_share_one_attempt() {

@@ -1255,6 +1255,112 @@ async fn long_trailers_over_http2_end_the_connection_of_a_client_and_not_that_of
     }
 }
 
+/// A path of a few bytes in the table of header fields kept the buffer that its frame was read into: megabytes of a
+/// connection, which counted for nobody.
+#[tokio::test]
+async fn buffers_that_the_table_of_fields_keeps_take_room_in_the_share_of_their_address() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let mut stream = surface.connect().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.expect("preface");
+    // A field without indexing, of 15,359 bytes.
+    let long = [&b"\x00\x01x\x7f\x80\x77"[..], &[b'x'; 15_359]].concat();
+    let mut answered = 0;
+    for number in (1_u32..).step_by(2).take(100) {
+        // With incremental indexing.
+        let path = format!("\x44\x0a/livez?{number:03}");
+        let pseudo = [&b"\x82\x86"[..], path.as_bytes(), b"\x01\x09localhost"].concat();
+        let fields = [pseudo, long.clone()].concat();
+        if !answers(&mut stream, number, &fields).await {
+            break;
+        }
+        answered += 1;
+        if answered == 8 {
+            holds_between(&memory, 8 * (28 << 10), 8 * (32 << 10)).await;
+        }
+    }
+    assert!((12..=20).contains(&answered), "{answered}");
+    drop(stream);
+    holds_between(&memory, 0, 0).await;
+    surface.ends().await;
+}
+
+/// A path of a few bytes kept the buffer of its frame as long as its request waited, or was answered by a stream.
+#[tokio::test]
+async fn a_target_over_http2_keeps_no_buffer() {
+    let address = "127.0.0.1:1".parse().expect("address");
+    let url = "http://127.0.0.1:1".parse().expect("url");
+    let allowed = Allowed::new(&url, address, false, &[], &[]).expect("allowed");
+    let metrics = Arc::new(Metrics::new(None).expect("metrics"));
+    let app = App::of_public(
+        public(Health::default()),
+        Gate::new(
+            (
+                allowed,
+                Box::new(|_, _| FoundHost::None),
+                Box::new(|_| None),
+            ),
+            Vec::new(),
+            MAX_BODY,
+            MemoryBudgets::of(64 << 20, 64 << 20, None),
+            (metrics, Traces::default()),
+            LoggedRequests::All,
+        ),
+    );
+    let buffer = Bytes::from("127.0.0.1:1/who?a=b".to_owned());
+    let authority = http::uri::Authority::from_maybe_shared(buffer.slice(..11));
+    let path = http::uri::PathAndQuery::from_maybe_shared(buffer.slice(11..));
+    let target = http::Uri::builder()
+        .scheme("http")
+        .authority(authority.expect("authority"))
+        .path_and_query(path.expect("path"))
+        .build();
+    let mut request = http::Request::new(Body::empty());
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = target.expect("target");
+    assert!(!buffer.is_unique());
+    let received = app.receive(address, request).expect("a request");
+    assert!(buffer.is_unique(), "it is kept");
+    drop(received);
+}
+
+#[tokio::test]
+async fn usual_fields_in_the_table_of_an_http2_connection_take_no_room() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let mut stream = surface.connect().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.expect("preface");
+    // A field without indexing, of 1151 bytes.
+    let long = [&b"\x00\x01x\x7f\x80\x08"[..], &[b'x'; 1151]].concat();
+    for number in (1_u32..).step_by(2).take(150) {
+        let (path, name) = if number == 1 {
+            (&b"\x44\x06/livez\x41\x09localhost"[..], &b"\x40\x01a"[..])
+        } else {
+            // The name is that of the newest entry.
+            (&b"\x04\x06/livez\x01\x09localhost"[..], &b"\x7e"[..])
+        };
+        let value = format!("\x03{number:03}");
+        let fields = [&b"\x82\x86"[..], path, name, value.as_bytes(), &long].concat();
+        assert!(answers(&mut stream, number, &fields).await, "{number}");
+    }
+    holds_between(&memory, 0, 0).await;
+    drop(stream);
+    surface.ends().await;
+}
+
+/// Sends a request with these fields on an HTTP/2 stream; returns whether there is an answer.
+async fn answers(connection: &mut TcpStream, stream: u32, fields: &[u8]) -> bool {
+    let length = u32::try_from(fields.len()).expect("short").to_be_bytes();
+    // HEADERS with END_HEADERS and END_STREAM.
+    let request = [&length[1..], &[1, 5], &stream.to_be_bytes(), fields].concat();
+    // A connection that has ended takes no more.
+    let _ = connection.write_all(&request).await;
+    let is_end = |kind: u8, flags: u8, of: u32| kind <= 1 && flags & 1 == 1 && of == stream;
+    comes(connection, is_end).await
+}
+
 /// Asks for `/livez` on an HTTP/2 stream; returns whether there is an answer.
 async fn is_alive(connection: &mut TcpStream, stream: u32) -> bool {
     has_answer(connection, "/livez", stream).await

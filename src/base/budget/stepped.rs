@@ -200,16 +200,20 @@ mod tests {
     #[tokio::test]
     async fn others_go_first_behind_each_step() {
         let mut part = vec![0; 8 << 10];
-        let read = in_one_poll(async |socket| {
-            while socket.read(&mut part).await.is_ok() {}
-        });
+        let read = in_one_poll(async |socket| while socket.read(&mut part).await.is_ok() {});
         assert_eq!(read.await, STEP);
-        let written = in_one_poll(async |socket| while socket.write(&[0; 4 << 10]).await.is_ok() {});
+        let written =
+            in_one_poll(async |socket| while socket.write(&[0; 4 << 10]).await.is_ok() {});
         assert_eq!(written.await, STEP);
-        let parts = [io::IoSlice::new(&[0; 2 << 10]), io::IoSlice::new(&[0; 2 << 10])];
-        let written = in_one_poll(async |socket| {
-            while socket.write_vectored(&parts).await.is_ok() {}
-        });
+        let parts = [
+            io::IoSlice::new(&[0; 2 << 10]),
+            io::IoSlice::new(&[0; 2 << 10]),
+        ];
+        let written = in_one_poll(
+            async |socket| {
+                while socket.write_vectored(&parts).await.is_ok() {}
+            },
+        );
         assert_eq!(written.await, STEP);
         // It goes on behind them.
         let mut socket = Stepped::new(Endless::default());

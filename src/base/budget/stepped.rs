@@ -123,28 +123,16 @@ const STEP: usize = 32 << 10;
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, repeat, sink};
-    use tokio::task::{JoinHandle, yield_now};
 
     use super::*;
-
-    /// Counts how often others had the only worker meanwhile.
-    fn others() -> JoinHandle<()> {
-        tokio::spawn(async {
-            loop {
-                yield_now().await;
-            }
-        })
-    }
 
     /// Polls it once; the bytes that were read or written in that time.
     async fn in_one_poll(mut work: impl AsyncFnMut(&mut Stepped<Endless>)) -> usize {
         let mut socket = Stepped::new(Endless::default());
-        let others = others();
         {
             let mut work = Box::pin(work(&mut socket));
             assert!(futures_util::poll!(&mut work).is_pending(), "it had no end");
         }
-        others.abort();
         socket.io.0
     }
 

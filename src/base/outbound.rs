@@ -444,6 +444,10 @@ fn builder(reach: Reach) -> ClientBuilder {
         .user_agent(concat!("lockgate/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
         .timeout(TOTAL)
+        // No time limit reaches the task of a connection, which has to end by itself once its request is given up. Over HTTP/2 the
+        // end of a stream waits behind the answers to pings, as long as a site likes; over HTTP/1 nothing is waited for: a
+        // request and the end of TLS fit into the buffer of a socket, of which a site fills nothing.
+        .http1_only()
         // Documents are fetched every few minutes at most, so idle connections are useless.
         .pool_max_idle_per_host(0)
 }

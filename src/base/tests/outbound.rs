@@ -337,7 +337,7 @@ async fn nothing_before_a_request_adds_to_its_time() {
     let request = http::Request::post("https://site.example/").body(Vec::new());
     let began = tokio::time::Instant::now();
     let (document, exchange, ()) = tokio::join!(
-        outbound.document("https://site.example/", 9),
+        outbound.json("https://site.example/", 9),
         outbound.exchange(request.unwrap(), 9),
         slowly,
     );

@@ -302,7 +302,7 @@ impl Outbound {
         in_time(TOTAL, self.post(request, max, TOTAL)).await
     }
 
-    /// The same for what the other side may do once alone, such as taking a refresh token: its answer is waited for longer,
+    /// The same for what the other side may do once alone, such as taking a code or a refresh token: its answer is waited for longer,
     /// because nothing can be asked in its place.
     ///
     /// # Errors

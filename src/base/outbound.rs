@@ -93,6 +93,11 @@ impl SecureClient {
     }
 }
 
+tokio::task_local! {
+    /// The turn of the request that this task makes. Its lookups hold it, too, and may take longer than the request.
+    static TURN: Arc<dyn Send + Sync>;
+}
+
 /// The way of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
@@ -193,6 +198,14 @@ impl Outbound {
         }))
     }
 
+    /// Takes all lookups, as silent name servers do.
+    #[cfg(test)]
+    pub(crate) fn take_lookups(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let lookups = Arc::clone(&self.0.lookups.0);
+        let all = u32::try_from(lookups.available_permits()).ok()?;
+        lookups.try_acquire_many_owned(all).ok()
+    }
+
     /// Reports whether lookups through one client hold up those through the other.
     #[cfg(test)]
     pub(crate) fn shares_lookups(&self, other: &Self) -> bool {
@@ -205,16 +218,23 @@ impl Outbound {
     ///
     /// Any response but a 200 with JSON in time; redirects are not followed.
     pub(crate) async fn json(&self, url: &str, max: usize) -> Result<Bytes, OutboundError> {
-        Ok(self.document(url, max).await?.body)
+        Ok(in_time(TOTAL, self.fetch(url, max)).await?.body)
     }
 
-    /// Fetches the JSON document at `url` with its freshness.
+    /// Fetches the JSON document at `url` with its freshness. `turn` is held until the request is over, and its lookup,
+    /// which may take longer.
     ///
     /// # Errors
     ///
     /// Those of [`Self::json`].
-    pub(crate) async fn document(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
-        in_time(TOTAL, self.fetch(url, max)).await
+    pub(crate) async fn document(
+        &self,
+        url: &str,
+        max: usize,
+        turn: impl Send + Sync + 'static,
+    ) -> Result<Document, OutboundError> {
+        let fetched = in_time(TOTAL, self.fetch(url, max));
+        TURN.scope(Arc::new(turn), fetched).await
     }
 
     async fn fetch(&self, url: &str, max: usize) -> Result<Document, OutboundError> {
@@ -282,7 +302,7 @@ impl Outbound {
         in_time(TOTAL, self.post(request, max, TOTAL)).await
     }
 
-    /// The same for what the other side may do once alone, such as taking a refresh token: its answer is waited for longer,
+    /// The same for what the other side may do once alone, such as taking a code or a refresh token: its answer is waited for longer,
     /// because nothing can be asked in its place.
     ///
     /// # Errors
@@ -444,6 +464,10 @@ fn builder(reach: Reach) -> ClientBuilder {
         .user_agent(concat!("lockgate/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
         .timeout(TOTAL)
+        // No time limit reaches the task of a connection, which has to end by itself once its request is given up. Over HTTP/2 the
+        // end of a stream waits behind the answers to pings, as long as a site likes; over HTTP/1 nothing is waited for: a
+        // request and the end of TLS fit into the buffer of a socket, of which a site fills nothing.
+        .http1_only()
         // Documents are fetched every few minutes at most, so idle connections are useless.
         .pool_max_idle_per_host(0)
 }
@@ -464,11 +488,13 @@ struct Lookups(Arc<Semaphore>);
 impl Lookups {
     /// Finds the addresses of a name.
     async fn find(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
+        // The client resolves names in the task of the request.
+        let of_request = TURN.try_get().ok();
         let turn = Arc::clone(&self.0).acquire_owned().await;
         let (turn, name) = (turn.map_err(io::Error::other)?, name.to_owned());
         let found = spawn_blocking(move || {
             // Held to the end, also if nobody waits for it any more: the thread is not free before.
-            let _turn = turn;
+            let _turns = (turn, of_request);
             Ok((name.as_str(), 0).to_socket_addrs()?.collect())
         });
         found.await.map_err(io::Error::other)?
@@ -572,7 +598,8 @@ const LOOKUP: Duration = Duration::from_secs(1);
 /// Names that are looked up at a time: a quarter of the runtime's threads for what blocks, because a name
 /// server that is silent holds one for longer than anybody waits.
 const LOOKUPS: usize = 128;
-/// Those among hosts that anybody may name.
+/// Those among hosts that anybody may name: as many as there are turns for fetches from them, so that no lookup waits for
+/// those of another tenant.
 const LOOKUPS_OF_STRANGERS: usize = 64;
 /// Time limit from the lookup to the last byte; a caller waits for it.
 const TOTAL: Duration = Duration::from_secs(3);

@@ -1,10 +1,12 @@
 //! Tests of `base::outbound`.
 
+use rustls::{ServerConfig, crypto::aws_lc_rs, pki_types::PrivateKeyDer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
     task::JoinSet,
 };
+use tokio_rustls::TlsAcceptor;
 
 use super::super::{outbound::*, reach::is_public};
 
@@ -185,6 +187,94 @@ async fn only_json_documents_are_accepted() {
     }
 }
 
+/// Fetches a document from a TLS server that knows `protocols` (RFC 7301). Returns with it the protocol they agreed on, after the
+/// end of the connection.
+async fn fetched_over(
+    outbound: &Outbound,
+    site: &rcgen::CertifiedKey<rcgen::KeyPair>,
+    protocols: &[&str],
+) -> (Result<Bytes, OutboundError>, Option<String>) {
+    let key = PrivateKeyDer::try_from(site.signing_key.serialize_der()).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let mut config = config
+        .with_no_client_auth()
+        .with_single_cert(vec![site.cert.der().clone()], key)
+        .unwrap();
+    let names = protocols.iter().map(|name| name.as_bytes().to_vec());
+    config.alpn_protocols = names.collect();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    let answer = async {
+        let (socket, _) = listener.accept().await.unwrap();
+        let mut socket = acceptor.accept(socket).await.ok()?;
+        let mut request = [0; 4096];
+        let _ = socket.read(&mut request).await;
+        let answer =
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+        let _ = socket.write_all(answer).await;
+        let _ = socket.flush().await;
+        let mut rest = Vec::new();
+        let _ = timeout(TOTAL, socket.read_to_end(&mut rest)).await.ok()?;
+        let agreed = socket.get_ref().1.alpn_protocol()?;
+        Some(String::from_utf8_lossy(agreed).into_owned())
+    };
+    tokio::join!(outbound.json(&url, 9), answer)
+}
+
+/// A site that spoke HTTP/2 kept the connection of each fetch for weeks, with less than 100 bytes a second.
+#[tokio::test]
+async fn sites_are_asked_over_http1_alone() {
+    let site = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    let outbound = local();
+    let trusted = reqwest::Certificate::from_der(site.cert.der()).unwrap();
+    let client = outbound.build(Way::Direct(Reach::Public), |builder| {
+        builder.tls_certs_only([trusted])
+    });
+    outbound.0.secure.get(|| watch::channel(client).1);
+    let (document, agreed) = fetched_over(&outbound, &site, &["h2", "http/1.1"]).await;
+    assert_eq!(agreed.as_deref(), Some("http/1.1"));
+    assert_eq!(document.unwrap(), "{}");
+    // A site without this extension.
+    let (document, agreed) = fetched_over(&outbound, &site, &[]).await;
+    assert_eq!(document.unwrap(), "{}");
+    assert_eq!(agreed, None);
+    let (refused, _) = fetched_over(&outbound, &site, &["h2"]).await;
+    let why = "received fatal alert: NoApplicationProtocol".to_owned();
+    assert_eq!(refused, Err(OutboundError::Unconnected(why)));
+}
+
+/// No time limit reaches the task of a connection: it ends by itself, whatever its site has sent by then.
+#[tokio::test]
+async fn a_connection_ends_with_its_fetch() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let outbound = local();
+    for answer in [
+        &b""[..],
+        b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 2",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{",
+    ] {
+        let site = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut request = [0; 4096];
+            assert_ne!(socket.read(&mut request).await.unwrap(), 0);
+            socket.write_all(answer).await.unwrap();
+            socket
+        };
+        // The fetch is given up here, long before its time.
+        let mut socket = tokio::select! {
+            got = outbound.json(&url, 99) => panic!("{got:?}"),
+            socket = site => socket,
+        };
+        let end = timeout(TOTAL * 3, socket.read(&mut [0; 64])).await;
+        assert!(matches!(end, Ok(Ok(0) | Err(_))), "{end:?}");
+    }
+}
+
 #[test]
 fn documents_are_as_fresh_as_their_servers_say() {
     let of = |lines: &[&'static str], age: Option<&'static str>| {
@@ -247,7 +337,7 @@ async fn nothing_before_a_request_adds_to_its_time() {
     let request = http::Request::post("https://site.example/").body(Vec::new());
     let began = Instant::now();
     let (document, exchange, ()) = tokio::join!(
-        outbound.document("https://site.example/", 9),
+        outbound.json("https://site.example/", 9),
         outbound.exchange(request.unwrap(), 9),
         slowly,
     );

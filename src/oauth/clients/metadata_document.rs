@@ -51,6 +51,8 @@ pub(crate) struct Asker<'a> {
 /// Cached documents and key sets of clients; they are public, so that all tenants share them.
 pub(crate) struct Documents {
     outbound: Outbound,
+    /// The client of probes, whose sites the operator names: silent name servers of strangers do not hold it up.
+    prober: Outbound,
     /// Documents for sites that do not answer, and of which no document was fetched.
     known: KnownClients,
     fresh: Cache<String, CachedDocument>,
@@ -60,8 +62,8 @@ pub(crate) struct Documents {
     keys: Cache<String, KnownKeys>,
     /// Key sets that are being got.
     anew: Cache<String, Arc<KeySet>>,
-    /// Concurrent fetches, shared out to tenants: slow sites of one must not keep clients of another
-    /// out.
+    /// Concurrent fetches, shared out to tenants: slow sites and silent name servers of one must not keep clients of
+    /// another out.
     fetches: Shares<Arc<str>, RandomState>,
     /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host, and those that
     /// one address causes.
@@ -161,6 +163,7 @@ impl Documents {
     pub(crate) fn new(outbound: &Outbound, known: KnownClients, is_probed: bool) -> Self {
         Self {
             outbound: outbound.of_strangers(),
+            prober: outbound.clone(),
             known,
             fresh: Cache::builder()
                 .max_capacity(DOCUMENTS)
@@ -192,7 +195,7 @@ impl Documents {
     pub(crate) async fn probe(&self, sites: &[String]) -> Option<OutboundError> {
         let mut why = None;
         for site in sites {
-            why = self.outbound.ask(site).await.err();
+            why = self.prober.ask(site).await.err();
             if why.is_none() {
                 break;
             }
@@ -401,9 +404,9 @@ impl Documents {
     ) -> Result<crate::base::Document, DocumentError> {
         let (tenant, host) = (by.0.tenant, url.host_str().unwrap_or_default());
         self.spend(by, host).map_err(|_| BUSY)?;
-        let _turn = self.fetches.of(&tenant.into()).draw(1).ok_or(BUSY)?;
-        let fetched = self.outbound.document(url.as_str(), max).await;
-        fetched.map_err(|refused| {
+        let turn = self.fetches.of(&tenant.into()).draw(1).ok_or(BUSY)?;
+        let fetched = self.outbound.document(url.as_str(), max, turn);
+        fetched.await.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
             match refused {
                 OutboundError::Unconnected(_) | OutboundError::Unreachable(_) => {
@@ -507,7 +510,7 @@ const LAST_KEYS: Duration = Duration::from_hours(1);
 const PROBE_INTERVAL: Duration = Duration::from_mins(10);
 /// Shortest time between two of them.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum concurrent fetches, of 3 seconds at most.
+/// Maximum concurrent fetches, each until its lookup is over as well.
 const FETCHES: u64 = 64;
 /// Maximum fetches per minute from one host, for one tenant: as many by anybody, and as many for clients with grants.
 const HOST_FETCHES: u32 = 150;
@@ -523,6 +526,12 @@ const BUSY: DocumentError = DocumentError::Unavailable("too many documents are a
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        runtime,
+        task::spawn_blocking,
+    };
 
     use super::*;
     use crate::{declare::Catalog, oauth::clients::redirect::matches_registered};
@@ -658,6 +667,63 @@ mod tests {
         };
         let parts: Vec<u32> = (0..6).map(spent).collect();
         assert_eq!(parts, [37, 37, 37, 37, 2, 0]);
+    }
+
+    /// Silent name servers, which hold a lookup for longer than its fetch, took the lookups of all tenants.
+    #[test]
+    fn a_lookup_that_goes_on_holds_the_turn_of_its_tenant() {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .build();
+        runtime.unwrap().block_on(async {
+            let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+            let documents = Documents::new(&outbound, KnownClients::default(), false);
+            let snapshot = CurrentSnapshot::fixed(Catalog::default());
+            let asker = Asker {
+                tenant: "a",
+                from: None,
+                snapshot: &snapshot,
+            };
+            let (answer, silence) = std::sync::mpsc::sync_channel::<()>(1);
+            // The only thread for lookups.
+            let silent = spawn_blocking(move || silence.recv());
+            let url = Url::parse("http://localhost:9/client.json").unwrap();
+            let got = documents.get((asker, Purse::Open), &url, DOCUMENT_MAX);
+            let away = DocumentError::Unavailable("the client's site does not answer");
+            assert_eq!(got.await.unwrap_err(), away);
+            let share = documents.fetches.of(&"a".into());
+            assert_eq!(share.used(), 1);
+            drop(answer);
+            assert!(silent.await.unwrap().is_err());
+            // It is the next in line behind the lookup.
+            spawn_blocking(|| ()).await.unwrap();
+            assert_eq!(share.used(), 0);
+        });
+    }
+
+    /// Silent name servers of one tenant's strangers turned documents off at all tenants.
+    #[tokio::test]
+    async fn a_probe_waits_for_no_lookup_of_strangers() {
+        let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+        let documents = Documents::new(&outbound, KnownClients::default(), true);
+        let _silent = documents.outbound.take_lookups().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let site = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            _ = socket.read(&mut [0; 4096]).await.unwrap();
+            let answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+            socket.write_all(answer).await.unwrap();
+            std::future::pending().await
+        };
+        let sites = [format!("http://localhost:{port}/")];
+        let away = tokio::select! {
+            away = documents.probe(&sites) => away,
+            away = site => away,
+        };
+        assert_eq!(away, None);
+        assert!(documents.are_reachable());
     }
 
     /// Clients with a key set were out five minutes after its site was.

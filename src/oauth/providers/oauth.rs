@@ -17,8 +17,8 @@ use super::{
         ProviderIdentity, ProviderLogin, ProviderTokens, WantedClaims, check_subject, title,
     },
     transport::{
-        OutboundClient, RefreshClient, exchange, exchange_error, get_with_old_token,
-        get_with_token, given, refresh_error, url, was_sent,
+        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
+        refresh_error, url, was_sent,
     },
 };
 use crate::{
@@ -92,7 +92,7 @@ impl OauthProvider {
             None => get_with_old_token(&self.outbound, place, tokens.access.expose()).await?,
             Some(refresh) => {
                 let refresh = RefreshToken::new(refresh.expose().to_owned());
-                let http = RefreshClient(&self.outbound);
+                let http = OutboundClient(&self.outbound);
                 let client = self.token_client(&endpoints)?;
                 let answer = client.exchange_refresh_token(&refresh).request_async(&http);
                 let answer = answer.await;

@@ -27,8 +27,8 @@ use super::{
         check_groups, check_subject, title,
     },
     transport::{
-        OutboundClient, RefreshClient, exchange, exchange_error, get_with_old_token,
-        get_with_token, given, refresh_error, url, was_sent,
+        OutboundClient, exchange, exchange_error, get_with_old_token, get_with_token, given,
+        refresh_error, url, was_sent,
     },
 };
 use crate::{
@@ -373,7 +373,7 @@ impl OpenIdProvider {
             return self.identity(&claims).map(Some);
         };
         let refresh = RefreshToken::new(refresh.expose().to_owned());
-        let http = RefreshClient(&self.outbound);
+        let http = OutboundClient(&self.outbound);
         let client = self.token_client(document)?;
         let answer = client.exchange_refresh_token(&refresh).request_async(&http);
         let answer = answer.await;

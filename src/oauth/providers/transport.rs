@@ -22,22 +22,11 @@ use crate::{
     oauth::base::ClientAt,
 };
 
-/// The HTTP client of the `oauth2` crate: the guarded outbound client.
+/// The HTTP client of the `oauth2` crate: the guarded outbound client. It sends codes and refresh tokens alone, which may be
+/// good for one request (RFC 6749, sections 4.1.2 and 10.4).
 pub(super) struct OutboundClient<'o>(pub(super) &'o Outbound);
 
 impl<'c> AsyncHttpClient<'c> for OutboundClient<'_> {
-    type Error = OutboundError;
-    type Future = ProviderFuture<'c, Result<HttpResponse, OutboundError>>;
-
-    fn call(&'c self, request: HttpRequest) -> Self::Future {
-        Box::pin(self.0.exchange(request, ANSWER))
-    }
-}
-
-/// The same for a refresh token, which may be good for one request.
-pub(super) struct RefreshClient<'o>(pub(super) &'o Outbound);
-
-impl<'c> AsyncHttpClient<'c> for RefreshClient<'_> {
     type Error = OutboundError;
     type Future = ProviderFuture<'c, Result<HttpResponse, OutboundError>>;
 
@@ -244,6 +233,10 @@ const ENDED: [&str; 5] = [
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
 
     use super::*;
     use crate::base::Unexpected;
@@ -301,6 +294,29 @@ mod tests {
         }
         assert!(was_sent(&Ok(())));
         assert!(was_sent::<()>(&Err(refused("invalid_client"))));
+    }
+
+    /// A provider that took longer had used the code up: no person could log in there, although all refreshes succeeded.
+    #[tokio::test]
+    async fn a_code_at_a_provider_is_waited_for_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+        let http = OutboundClient(&outbound);
+        let request = http::Request::post(&url).body(Vec::new()).unwrap();
+        let slow = async {
+            let (mut once, _) = listener.accept().await.unwrap();
+            _ = once.read(&mut [0; 4096]).await.unwrap();
+            // It ends later than the time that any other one has.
+            let other = outbound.json(&url, ANSWER).await;
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json";
+            let answer = format!("{head}\r\nContent-Length: 2\r\n\r\n{{}}");
+            _ = once.write_all(answer.as_bytes()).await;
+            (other, once)
+        };
+        let (got, (other, _once)) = tokio::join!(http.call(request), slow);
+        assert!(other.is_err());
+        assert_eq!(got.unwrap().body(), b"{}");
     }
 
     #[test]

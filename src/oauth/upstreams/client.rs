@@ -41,7 +41,7 @@ pub(crate) struct Departure<'d> {
 enum Times {
     /// As often as there is somebody who wants it.
     Any,
-    /// Once: it may use up a refresh token.
+    /// Once: it may use up a code or a refresh token.
     Once,
 }
 
@@ -155,7 +155,7 @@ impl UpstreamClient {
         })
     }
 
-    /// Redeems the code of a person who returned.
+    /// Redeems the code of a person who returned, which is good once (RFC 6749, section 4.1.2).
     pub(crate) async fn redeem(
         &self,
         upstream: &Upstream,
@@ -169,7 +169,7 @@ impl UpstreamClient {
             ("redirect_uri", departure.callback),
             ("code_verifier", departure.verifier),
         ];
-        self.tokens(upstream, &form, now_ms, Times::Any).await
+        self.tokens(upstream, &form, now_ms, Times::Once).await
     }
 
     /// Gets new tokens for a refresh token, which the upstream may not take again.
@@ -478,6 +478,50 @@ mod tests {
         client.last.invalidate(&issuer).await;
         let away = client.endpoints(&upstream).await;
         assert!(matches!(away, Err(UpstreamError::Unavailable(_))));
+    }
+
+    /// A service that took longer had used the code up and given tokens that were lost: no person could connect.
+    #[tokio::test]
+    async fn a_code_is_waited_for_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let outbound = Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]);
+        let client = UpstreamClient::new(outbound.clone());
+        let upstream = Upstream {
+            name: "hub".to_owned(),
+            title: String::new(),
+            endpoints: UpstreamEndpoints::Declared {
+                authorization: url.clone(),
+                token: url.clone(),
+                revocation: None,
+                introspection: None,
+            },
+            client_id: "gateway".to_owned(),
+            client_secret: None,
+            scopes: Vec::new(),
+            authorization_parameters: BTreeMap::new(),
+            resource: None,
+        };
+        let departure = Departure {
+            callback: "https://gw.test/callback",
+            state: "s",
+            verifier: "v",
+        };
+        let slow = async {
+            let (mut once, _) = listener.accept().await.unwrap();
+            _ = once.read(&mut [0; 4096]).await.unwrap();
+            // It ends later than the time that any other one has.
+            let other = outbound.json(&url, ANSWER).await;
+            let body = json!({"access_token": "at", "token_type": "bearer"}).to_string();
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json";
+            let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            _ = once.write_all(answer.as_bytes()).await;
+            (other, once)
+        };
+        let (got, (other, _once)) =
+            tokio::join!(client.redeem(&upstream, &departure, "c", 0), slow);
+        assert!(other.is_err());
+        assert_eq!(got.unwrap().access.expose(), "at");
     }
 
     #[test]

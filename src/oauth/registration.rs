@@ -29,7 +29,7 @@ use super::{
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
-    auth::jose::members,
+    auth::jose::members_of_anybody,
     database::oauth::{Registered, millis},
 };
 
@@ -390,7 +390,8 @@ async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRef
     }
     let body = collected(body, BODY_MAX).await?;
     // Of a name that is there twice one reader might take the first value, and another the last.
-    members(&body).ok_or_else(|| wrong("the body is no JSON object, or has a name twice"))
+    let what = "the body is no JSON object, has a name twice, or too many objects and lists";
+    members_of_anybody(&body).ok_or_else(|| wrong(what))
 }
 
 /// The only bearer token of a request.

@@ -2,12 +2,12 @@
 //!
 //! Not here: claims (`auth::jwt`), and the fetching of keys (`auth::external`).
 
-use std::{collections::HashSet, fmt};
+use std::{cell::Cell, collections::HashSet, fmt};
 
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::base::sha256;
@@ -24,6 +24,17 @@ pub(crate) struct Jws<'t> {
 }
 
 impl Jws<'_> {
+    /// Its claims, parsed again: a token has this only once it is verified, so that whoever waits for keys keeps its text
+    /// and not the many times larger tree.
+    ///
+    /// # Errors
+    ///
+    /// None, as they were parsed before.
+    pub(crate) fn claims(&self) -> Result<Map<String, Value>, &'static str> {
+        let (_, payload) = self.signed.split_once('.').ok_or("no JWT")?;
+        object(payload)
+    }
+
     /// Verifies the signature with this Ed25519 key. The key determines the algorithm; the token
     /// does not.
     pub(crate) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
@@ -169,30 +180,53 @@ pub(crate) fn numeric_date(
 /// A part of a token: an object without repeated names.
 fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
     let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
-    members(&bytes).ok_or("no JSON object, or a name twice")
+    members_of_anybody(&bytes).ok_or("no JSON object, a name twice, or too many objects and lists")
 }
 
 /// The members of a JSON object without repeated names.
 pub(crate) fn members(json: &[u8]) -> Option<Map<String, Value>> {
-    match serde_json::from_slice(json) {
-        Ok(Strict(Value::Object(members))) => Some(members),
+    match strict(json, usize::MAX)? {
+        Value::Object(members) => Some(members),
+        _ => None,
+    }
+}
+
+/// The same of what anybody may have sent: it has few objects and lists.
+pub(crate) fn members_of_anybody(json: &[u8]) -> Option<Map<String, Value>> {
+    match strict(json, CONTAINERS)? {
+        Value::Object(members) => Some(members),
         _ => None,
     }
 }
 
 /// JSON with unique names (RFC 7519, section 4): of two parsers, one might take the first value and
-/// the other the last.
-struct Strict(Value);
+/// the other the last. None if it has more than `most` objects and lists.
+fn strict(json: &[u8], most: usize) -> Option<Value> {
+    let left = Cell::new(most);
+    let mut from = serde_json::Deserializer::from_slice(json);
+    let value = Unique { left: &left }.deserialize(&mut from).ok()?;
+    from.end().ok()?;
+    Some(value)
+}
 
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Unique.deserialize(from).map(Strict)
+/// Reads one value of such JSON.
+#[derive(Clone, Copy)]
+struct Unique<'l> {
+    /// The objects and lists that may still come.
+    left: &'l Cell<usize>,
+}
+
+impl Unique<'_> {
+    /// Takes an object or a list of those that may still come.
+    fn begin<E: Error>(self) -> Result<(), E> {
+        let left = self.left.get().checked_sub(1);
+        let left = left.ok_or_else(|| E::custom("too many objects and lists"))?;
+        self.left.set(left);
+        Ok(())
     }
 }
 
-struct Unique;
-
-impl<'de> DeserializeSeed<'de> for Unique {
+impl<'de> DeserializeSeed<'de> for Unique<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
@@ -200,7 +234,7 @@ impl<'de> DeserializeSeed<'de> for Unique {
     }
 }
 
-impl<'de> Visitor<'de> for Unique {
+impl<'de> Visitor<'de> for Unique<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -232,17 +266,19 @@ impl<'de> Visitor<'de> for Unique {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        self.begin::<A::Error>()?;
         let mut all = Vec::new();
-        while let Some(item) = items.next_element_seed(Self)? {
+        while let Some(item) = items.next_element_seed(self)? {
             all.push(item);
         }
         Ok(Value::Array(all))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        self.begin::<A::Error>()?;
         let mut all = Map::new();
         while let Some(name) = members.next_key::<String>()? {
-            let value = members.next_value_seed(Self)?;
+            let value = members.next_value_seed(self)?;
             if all.insert(name, value).is_some() {
                 return Err(A::Error::custom("a name twice"));
             }
@@ -282,9 +318,7 @@ pub(crate) enum Signature {
 impl KeySet {
     /// Parses a JWK set; unsupported keys are ignored (RFC 7517, section 5).
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
-            return Err("no JSON, or a name twice");
-        };
+        let set = strict(bytes, usize::MAX).ok_or("no JSON, or a name twice")?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or("no keys")?;
         let keys: Vec<Key> = keys.iter().filter_map(Key::parse).take(KEYS_MAX).collect();
         let ids = keys.iter().map(|key| key.id).collect();
@@ -412,6 +446,8 @@ const RSA: [Algorithm; 6] = [
 ];
 /// Maximum size of a token in bytes: proxies accept no larger header field.
 pub(crate) const TOKEN_MAX: usize = 8 << 10;
+/// Maximum objects and lists of a token, and of JSON that anybody may have sent: one of 5 bytes takes 600 once it is parsed.
+const CONTAINERS: usize = 512;
 /// Maximum size of a key id in bytes.
 const KID_MAX: usize = 256;
 /// Maximum keys of one issuer.

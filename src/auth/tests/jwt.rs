@@ -340,6 +340,30 @@ fn keys_determine_their_algorithms() {
     }
 }
 
+/// As a tree they take many times their length, and anybody can send them.
+#[test]
+fn a_token_has_few_objects_and_lists() {
+    let with = |value: Value| {
+        let mut all = payload();
+        all["x"] = value;
+        parsed(HEADER, &all.to_string()).map(drop)
+    };
+    let many = "no JSON object, a name twice, or too many objects and lists";
+    for item in [json!({}), json!([])] {
+        // The payload is one, and has one in `groups` and one in `x`.
+        assert_eq!(with(vec![item.clone(); 509].into()), Ok(()), "{item}");
+        assert_eq!(with(vec![item.clone(); 510].into()), Err(many), "{item}");
+    }
+}
+
+/// While keys are fetched, nothing of a token is kept but its text.
+#[test]
+fn claims_are_parsed_again() {
+    let text = unsigned(HEADER, &payload().to_string());
+    let jws = Token::parse(&text, (&settings()).into()).unwrap().jws;
+    assert_eq!(jws.claims().map(Value::Object), Ok(payload()));
+}
+
 #[test]
 fn short_rsa_keys_are_ignored() {
     let pair = Rsa::generate(KeySize::Rsa2048).unwrap();

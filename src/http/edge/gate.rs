@@ -714,7 +714,11 @@ mod tests {
             let answer = counted(answer, &state, (Some(Kind::Mcp), Version::HTTP_11));
             drop(state);
             let held = answer.into_body().frame().await.unwrap().unwrap();
-            let least = if is_counted { 2 * json::SHORT as u64 } else { 0 };
+            let least = if is_counted {
+                2 * json::SHORT as u64
+            } else {
+                0
+            };
             assert_eq!(memory.used() > 0, is_counted, "{status}");
             assert!(memory.used() >= least, "{status}");
             drop(held);

@@ -26,7 +26,7 @@ use url::Url;
 use super::client_id;
 use super::metadata::{ClientAuthMethod, ClientMetadata, Keys, MetadataError};
 use crate::{
-    auth::{KeySet, jose::members},
+    auth::{KeySet, jose::members_of_anybody},
     base::{
         Outbound, OutboundError, Unexpected,
         budget::{Budget, Shares},
@@ -457,8 +457,8 @@ fn unfit(answer: Unexpected) -> &'static str {
 
 /// Parses a document (draft, section 4).
 fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
-    let all =
-        members(bytes).ok_or("the client's document is no JSON object, or has a name twice")?;
+    let what = "the client's document is no JSON object, has a name twice, or too many objects";
+    let all = members_of_anybody(bytes).ok_or(what)?;
     if all.get("client_id").and_then(Value::as_str) != Some(id) {
         return Err("the client's document is about another client");
     }

@@ -287,10 +287,12 @@ impl<'de> Visitor<'de> for Unique<'_> {
     }
 }
 
-/// The keys of an issuer.
+/// The keys of an issuer, or of a client.
 pub(crate) struct KeySet {
     keys: Vec<Key>,
     ids: HashSet<KeyId>,
+    /// Maximum keys to try for one token.
+    tries: usize,
 }
 
 /// The identity of a key, independent of its `kid`.
@@ -304,6 +306,34 @@ pub(super) struct Key {
     id: KeyId,
 }
 
+/// Bounds of keys, by who has chosen them: the larger ones take longer to verify with.
+pub(super) struct Bounds {
+    /// Maximum size of an RSA modulus in bytes.
+    modulus: usize,
+    /// Maximum exponent of RSA.
+    exponent: u64,
+    /// Maximum keys to try for one token that names none.
+    tries: usize,
+    /// Maximum objects and lists of a key set.
+    containers: usize,
+}
+
+/// The bounds of keys that operators declare, and of issuers that they trust.
+const TRUSTED: Bounds = Bounds {
+    modulus: RSA_MAX,
+    exponent: (1 << 33) - 1,
+    tries: TRIES,
+    containers: usize::MAX,
+};
+
+/// The bounds of keys that anybody may have chosen.
+pub(super) const OF_ANYBODY: Bounds = Bounds {
+    modulus: RSA_MAX / 2,
+    exponent: 65_537,
+    tries: 2,
+    containers: CONTAINERS,
+};
+
 /// The result of a verification against a key set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Signature {
@@ -316,13 +346,24 @@ pub(crate) enum Signature {
 }
 
 impl KeySet {
-    /// Parses a JWK set; unsupported keys are ignored (RFC 7517, section 5).
+    /// Parses the JWK set of an operator or a trusted issuer; unsupported keys are ignored (RFC 7517, section 5).
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let set = strict(bytes, usize::MAX).ok_or("no JSON, or a name twice")?;
+        Self::within(&TRUSTED, bytes)
+    }
+
+    /// Parses the JWK set of a client that no operator declared; keys that take long to verify with are ignored as well.
+    pub(crate) fn parse_of_anybody(bytes: &[u8]) -> Result<Self, &'static str> {
+        Self::within(&OF_ANYBODY, bytes)
+    }
+
+    fn within(bounds: &Bounds, bytes: &[u8]) -> Result<Self, &'static str> {
+        let set = strict(bytes, bounds.containers).ok_or("no JSON, or a name twice")?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or("no keys")?;
-        let keys: Vec<Key> = keys.iter().filter_map(Key::parse).take(KEYS_MAX).collect();
+        let keys = keys.iter().filter_map(|jwk| Key::parse(jwk, bounds));
+        let keys: Vec<Key> = keys.take(KEYS_MAX).collect();
         let ids = keys.iter().map(|key| key.id).collect();
-        Ok(Self { keys, ids })
+        let tries = bounds.tries;
+        Ok(Self { keys, ids, tries })
     }
 
     /// Reports whether the set contains a key.
@@ -346,7 +387,10 @@ impl KeySet {
             return Signature::NoKey;
         }
         let fits = |key: &&Key| key.fits(token);
-        let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
+        let signer = meant
+            .filter(fits)
+            .take(self.tries)
+            .find(|key| key.made(token));
         match signer {
             Some(key) => Signature::By(key.id),
             // A token without a kid names no key.
@@ -357,8 +401,8 @@ impl KeySet {
 }
 
 impl Key {
-    /// Parses a public key; none if it is not supported, or not for signatures.
-    pub(super) fn parse(jwk: &Value) -> Option<Self> {
+    /// Parses a public key; none if it is not supported, not within `bounds`, or not for signatures.
+    pub(super) fn parse(jwk: &Value, bounds: &Bounds) -> Option<Self> {
         let text = |name: &str| jwk.get(name).and_then(Value::as_str);
         if text("use").is_some_and(|purpose| purpose != "sig") {
             return None;
@@ -372,7 +416,8 @@ impl Key {
             ("RSA", _) => {
                 let (n, e) = (text("n")?, text("e")?);
                 let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
-                if !(RSA_MIN..=RSA_MAX).contains(&bytes.len()) || !is_exponent(e) {
+                let is_size = (RSA_MIN..=bounds.modulus).contains(&bytes.len());
+                if !is_size || exponent(e)? > bounds.exponent {
                     return None;
                 }
                 (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
@@ -459,13 +504,13 @@ const RSA_MIN: usize = 256;
 /// Maximum size of an RSA modulus in bytes: 8192 bits, beyond which no signature can be verified.
 const RSA_MAX: usize = 1024;
 
-/// Whether this is the base64url of an exponent that keys have: odd, from 3 (RFC 8017 section 3.1) to the 33
+/// Returns an exponent that keys have from its base64url: odd, from 3 (RFC 8017 section 3.1) to the 33
 /// bits that verification takes. Signatures for an exponent of 1 need no private key.
-fn is_exponent(e: &str) -> bool {
-    let bytes = URL_SAFE_NO_PAD.decode(e).unwrap_or_default();
+fn exponent(e: &str) -> Option<u64> {
+    let bytes = URL_SAFE_NO_PAD.decode(e).ok()?;
     let value = bytes.iter().try_fold(0_u64, |value, byte| {
         let value = value << 8 | u64::from(*byte);
         (value < 1 << 33).then_some(value)
     });
-    value.is_some_and(|value| value >= 3 && value % 2 == 1)
+    value.filter(|value| *value >= 3 && value % 2 == 1)
 }

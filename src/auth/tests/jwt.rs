@@ -412,6 +412,45 @@ fn long_rsa_keys_are_ignored() {
     }
 }
 
+/// One assertion of a client that anybody may register was tried with eight keys of 8192 bits.
+#[test]
+fn keys_of_anybody_are_small_and_few_are_tried() {
+    let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let is_key = |size: usize, e: &[u8]| {
+        let jwk = json!({"kty": "RSA", "n": number(&vec![0xab; size]), "e": number(e)});
+        let set = json!({"keys": [jwk]}).to_string();
+        let [anybody, trusted] = [KeySet::parse_of_anybody, KeySet::parse]
+            .map(|parse| parse(set.as_bytes()).is_ok_and(|keys| !keys.is_empty()));
+        assert!(trusted, "{size} {e:?}");
+        anybody
+    };
+    assert!(is_key(512, &[1, 0, 1]));
+    assert!(!is_key(513, &[1, 0, 1]));
+    assert!(!is_key(512, &[1, 0, 3]));
+    let random = SystemRandom::new();
+    let pair = || Ed25519KeyPair::generate_pkcs8(&random).unwrap();
+    let jwk = |pair: &[u8]| {
+        let public = Ed25519KeyPair::from_pkcs8(pair).unwrap();
+        json!({"kty": "OKP", "crv": "Ed25519", "x": number(public.public_key().as_ref())})
+    };
+    let own = pair();
+    let text = signed(
+        "EdDSA",
+        None,
+        &EncodingKey::from_ed_der(own.as_ref()),
+        Alg::EdDSA,
+    );
+    let jws = Token::parse(&text, (&settings()).into()).unwrap().jws;
+    for (others, is_tried) in [(1, true), (2, false)] {
+        let mut keys: Vec<Value> = (0..others).map(|_| jwk(pair().as_ref())).collect();
+        keys.push(jwk(own.as_ref()));
+        let set = json!({"keys": keys}).to_string();
+        let by = |set: Result<KeySet, &str>| matches!(set.unwrap().check(&jws), Signature::By(_));
+        assert_eq!(by(KeySet::parse_of_anybody(set.as_bytes())), is_tried);
+        assert!(by(KeySet::parse(set.as_bytes())));
+    }
+}
+
 #[test]
 fn what_an_issuer_says_of_an_opaque_token() {
     let of = |said: Value| {

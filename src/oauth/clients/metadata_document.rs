@@ -333,7 +333,7 @@ impl Documents {
         url: &Url,
     ) -> Result<Arc<KeySet>, DocumentError> {
         let fetched = self.get(by, url, KEYS_MAX).await?;
-        let set = KeySet::parse(&fetched.body)
+        let set = KeySet::parse_of_anybody(&fetched.body)
             .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))?;
         Ok(Arc::new(set))
     }

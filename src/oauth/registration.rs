@@ -138,7 +138,7 @@ async fn add(
     spend_of_address(state, address)?;
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
-    let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
+    let metadata = ClientMetadata::read_registration(&all)?;
     attempt.client(metadata.name.as_deref().unwrap_or_default());
     let uris = metadata.redirect_uris.iter();
     let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
@@ -272,7 +272,7 @@ impl ManagedClient {
                 return Err(OauthRefusal::new(RefusalCode::InvalidClientMetadata, what));
             }
         }
-        let metadata = ClientMetadata::read(all, ClientAuthMethod::Basic)?;
+        let metadata = ClientMetadata::read_registration(all)?;
         // A change of method creates a secret where one is needed, and drops one that is not.
         let (client_secret, secret_hash) = match self.row.secret_hash {
             Some(hash) if metadata.method.has_secret() => (None, Some(hash)),

@@ -99,6 +99,17 @@ impl ClientMetadata {
         Ok(read)
     }
 
+    /// Checks the metadata of a registration, which every request of its client reads as a whole.
+    pub(crate) fn read_registration(all: &Map<String, Value>) -> Result<Self, MetadataError> {
+        let read = Self::read(all, ClientAuthMethod::Basic)?;
+        let length: usize = read.redirect_uris.iter().map(String::len).sum();
+        if length > URIS_LENGTH {
+            let what = "redirect_uris have more than 8,192 bytes in all";
+            return Err(MetadataError::RedirectUri(what));
+        }
+        Ok(read)
+    }
+
     fn read_stored(
         all: &Map<String, Value>,
         default: ClientAuthMethod,
@@ -342,6 +353,8 @@ const NO_KEY: MetadataError =
     MetadataError::Metadata("jwks has no key that can be used, or is too long");
 /// Maximum redirect URIs of a client: some list one for each possible port.
 const URIS_MAX: usize = 64;
+/// Maximum bytes of all redirect URIs of a registration: 64 of usual length.
+const URIS_LENGTH: usize = 8 << 10;
 /// Maximum members of other lists.
 const ITEMS_MAX: usize = 32;
 /// Maximum size of a name in bytes.
@@ -461,6 +474,23 @@ mod tests {
         }
         let plain = read(with("client_uri", json!("http://localhost:3000"))).unwrap();
         assert_eq!(plain.uri, None);
+    }
+
+    /// A request of fifty bytes read and held sixty thousand of its client while the database was waited for.
+    #[test]
+    fn redirect_uris_of_a_registration_have_a_bound_in_all() {
+        let of = |last: usize| {
+            let mut uris = vec![format!("https://app.test/{}", "a".repeat(1024 - 17)); 7];
+            uris.push(format!("https://app.test/{}", "a".repeat(last - 17)));
+            with("redirect_uris", json!(uris))
+        };
+        let registered = |all: Value| ClientMetadata::read_registration(all.as_object().unwrap());
+        assert!(registered(of(1024)).is_ok());
+        let refused = registered(of(1025)).unwrap_err();
+        assert!(matches!(refused, MetadataError::RedirectUri(_)));
+        // One of before, and the document of a client, which has a bound of its own.
+        assert!(ClientMetadata::parse(&of(1025).to_string()).is_some());
+        assert!(read(of(1025)).is_ok());
     }
 
     #[test]

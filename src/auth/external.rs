@@ -96,12 +96,18 @@ impl Issuers {
             is_meant(&known.claims)?;
             return Ok(known);
         }
-        let token = Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid)?;
-        // Checked before the keys, so that a useless token causes no request to the issuer.
-        is_meant(&token.claims)?;
-        let key = issuer.keys.signer(&token.jws).await?;
+        let parsed = || Token::parse(text, (&**settings).into()).map_err(TokenError::Invalid);
+        let jws = {
+            let token = parsed()?;
+            // Checked before the keys, so that a useless token causes no request to the issuer.
+            is_meant(&token.claims)?;
+            // Nothing else of it is kept while keys are fetched: anybody can send tokens whose claims take many times their
+            // length, and any number of them waits for one fetch.
+            token.jws
+        };
+        let key = issuer.keys.signer(&jws).await?;
         let verified = Arc::new(ExternalToken {
-            claims: Arc::new(token.claims),
+            claims: Arc::new(parsed()?.claims),
             key,
             principal: OnceLock::new(),
         });

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::endpoint::OauthEndpoint;
 use crate::{
-    auth::jose::members,
+    auth::jose::members_of_anybody,
     database::oauth::{Registered, millis},
 };
 
@@ -138,7 +138,7 @@ async fn add(
     spend_of_address(state, address)?;
     let (head, body) = request.into_parts();
     let all = object(&head, body).await?;
-    let metadata = ClientMetadata::read(&all, ClientAuthMethod::Basic)?;
+    let metadata = ClientMetadata::read_registration(&all)?;
     attempt.client(metadata.name.as_deref().unwrap_or_default());
     let uris = metadata.redirect_uris.iter();
     let hosts: std::collections::BTreeSet<&str> = uris.map(|uri| redirect::host(uri)).collect();
@@ -272,7 +272,7 @@ impl ManagedClient {
                 return Err(OauthRefusal::new(RefusalCode::InvalidClientMetadata, what));
             }
         }
-        let metadata = ClientMetadata::read(all, ClientAuthMethod::Basic)?;
+        let metadata = ClientMetadata::read_registration(all)?;
         // A change of method creates a secret where one is needed, and drops one that is not.
         let (client_secret, secret_hash) = match self.row.secret_hash {
             Some(hash) if metadata.method.has_secret() => (None, Some(hash)),
@@ -390,7 +390,8 @@ async fn object(head: &Parts, body: Body) -> Result<Map<String, Value>, OauthRef
     }
     let body = collected(body, BODY_MAX).await?;
     // Of a name that is there twice one reader might take the first value, and another the last.
-    members(&body).ok_or_else(|| wrong("the body is no JSON object, or has a name twice"))
+    let what = "the body is no JSON object, has a name twice, or too many objects and lists";
+    members_of_anybody(&body).ok_or_else(|| wrong(what))
 }
 
 /// The only bearer token of a request.

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::{
-    jws::{Jws, Key},
+    jws::{Jws, Key, OF_ANYBODY},
     thumbprint::Thumbprint,
 };
 use crate::declare::PRIVATE_MEMBERS;
@@ -37,7 +37,7 @@ impl EmbeddedKey {
         if text("n").is_some_and(|n| n.len() > RSA_MAX) {
             return Err("the jwk is too long");
         }
-        let key = Key::parse(jwk).ok_or("the jwk is no key that is supported")?;
+        let key = Key::parse(jwk, &OF_ANYBODY).ok_or("the jwk is no key that is supported")?;
         let member = |name: &'static str| (name, text(name).unwrap_or_default());
         // RFC 7638, section 3.2; RFC 8037, section 2.
         let required = match text("kty") {

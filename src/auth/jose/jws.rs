@@ -2,12 +2,12 @@
 //!
 //! Not here: claims (`auth::jwt`), and the fetching of keys (`auth::external`).
 
-use std::{collections::HashSet, fmt};
+use std::{cell::Cell, collections::HashSet, fmt};
 
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm as Alg, DecodingKey, crypto};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::base::sha256;
@@ -24,6 +24,17 @@ pub(crate) struct Jws<'t> {
 }
 
 impl Jws<'_> {
+    /// Its claims, parsed again: a token has this only once it is verified, so that whoever waits for keys keeps its text
+    /// and not the many times larger tree.
+    ///
+    /// # Errors
+    ///
+    /// None, as they were parsed before.
+    pub(crate) fn claims(&self) -> Result<Map<String, Value>, &'static str> {
+        let (_, payload) = self.signed.split_once('.').ok_or("no JWT")?;
+        object(payload)
+    }
+
     /// Verifies the signature with this Ed25519 key. The key determines the algorithm; the token
     /// does not.
     pub(crate) fn is_signed_by(&self, public: &[u8; 32]) -> bool {
@@ -169,30 +180,53 @@ pub(crate) fn numeric_date(
 /// A part of a token: an object without repeated names.
 fn object(part: &str) -> Result<Map<String, Value>, &'static str> {
     let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| "no base64url")?;
-    members(&bytes).ok_or("no JSON object, or a name twice")
+    members_of_anybody(&bytes).ok_or("no JSON object, a name twice, or too many objects and lists")
 }
 
 /// The members of a JSON object without repeated names.
 pub(crate) fn members(json: &[u8]) -> Option<Map<String, Value>> {
-    match serde_json::from_slice(json) {
-        Ok(Strict(Value::Object(members))) => Some(members),
+    match strict(json, usize::MAX)? {
+        Value::Object(members) => Some(members),
+        _ => None,
+    }
+}
+
+/// The same of what anybody may have sent: it has few objects and lists.
+pub(crate) fn members_of_anybody(json: &[u8]) -> Option<Map<String, Value>> {
+    match strict(json, CONTAINERS)? {
+        Value::Object(members) => Some(members),
         _ => None,
     }
 }
 
 /// JSON with unique names (RFC 7519, section 4): of two parsers, one might take the first value and
-/// the other the last.
-struct Strict(Value);
+/// the other the last. None if it has more than `most` objects and lists.
+fn strict(json: &[u8], most: usize) -> Option<Value> {
+    let left = Cell::new(most);
+    let mut from = serde_json::Deserializer::from_slice(json);
+    let value = Unique { left: &left }.deserialize(&mut from).ok()?;
+    from.end().ok()?;
+    Some(value)
+}
 
-impl<'de> Deserialize<'de> for Strict {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        Unique.deserialize(from).map(Strict)
+/// Reads one value of such JSON.
+#[derive(Clone, Copy)]
+struct Unique<'l> {
+    /// The objects and lists that may still come.
+    left: &'l Cell<usize>,
+}
+
+impl Unique<'_> {
+    /// Takes an object or a list of those that may still come.
+    fn begin<E: Error>(self) -> Result<(), E> {
+        let left = self.left.get().checked_sub(1);
+        let left = left.ok_or_else(|| E::custom("too many objects and lists"))?;
+        self.left.set(left);
+        Ok(())
     }
 }
 
-struct Unique;
-
-impl<'de> DeserializeSeed<'de> for Unique {
+impl<'de> DeserializeSeed<'de> for Unique<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
@@ -200,7 +234,7 @@ impl<'de> DeserializeSeed<'de> for Unique {
     }
 }
 
-impl<'de> Visitor<'de> for Unique {
+impl<'de> Visitor<'de> for Unique<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -232,17 +266,19 @@ impl<'de> Visitor<'de> for Unique {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        self.begin::<A::Error>()?;
         let mut all = Vec::new();
-        while let Some(item) = items.next_element_seed(Self)? {
+        while let Some(item) = items.next_element_seed(self)? {
             all.push(item);
         }
         Ok(Value::Array(all))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        self.begin::<A::Error>()?;
         let mut all = Map::new();
         while let Some(name) = members.next_key::<String>()? {
-            let value = members.next_value_seed(Self)?;
+            let value = members.next_value_seed(self)?;
             if all.insert(name, value).is_some() {
                 return Err(A::Error::custom("a name twice"));
             }
@@ -251,10 +287,12 @@ impl<'de> Visitor<'de> for Unique {
     }
 }
 
-/// The keys of an issuer.
+/// The keys of an issuer, or of a client.
 pub(crate) struct KeySet {
     keys: Vec<Key>,
     ids: HashSet<KeyId>,
+    /// Maximum keys to try for one token.
+    tries: usize,
 }
 
 /// The identity of a key, independent of its `kid`.
@@ -268,6 +306,34 @@ pub(super) struct Key {
     id: KeyId,
 }
 
+/// Bounds of keys, by who has chosen them: the larger ones take longer to verify with.
+pub(super) struct Bounds {
+    /// Maximum size of an RSA modulus in bytes.
+    modulus: usize,
+    /// Maximum exponent of RSA.
+    exponent: u64,
+    /// Maximum keys to try for one token that names none.
+    tries: usize,
+    /// Maximum objects and lists of a key set.
+    containers: usize,
+}
+
+/// The bounds of keys that operators declare, and of issuers that they trust.
+const TRUSTED: Bounds = Bounds {
+    modulus: RSA_MAX,
+    exponent: (1 << 33) - 1,
+    tries: TRIES,
+    containers: usize::MAX,
+};
+
+/// The bounds of keys that anybody may have chosen.
+pub(super) const OF_ANYBODY: Bounds = Bounds {
+    modulus: RSA_MAX / 2,
+    exponent: 65_537,
+    tries: 2,
+    containers: CONTAINERS,
+};
+
 /// The result of a verification against a key set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Signature {
@@ -280,15 +346,24 @@ pub(crate) enum Signature {
 }
 
 impl KeySet {
-    /// Parses a JWK set; unsupported keys are ignored (RFC 7517, section 5).
+    /// Parses the JWK set of an operator or a trusted issuer; unsupported keys are ignored (RFC 7517, section 5).
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let Ok(Strict(set)) = serde_json::from_slice(bytes) else {
-            return Err("no JSON, or a name twice");
-        };
+        Self::within(&TRUSTED, bytes)
+    }
+
+    /// Parses the JWK set of a client that no operator declared; keys that take long to verify with are ignored as well.
+    pub(crate) fn parse_of_anybody(bytes: &[u8]) -> Result<Self, &'static str> {
+        Self::within(&OF_ANYBODY, bytes)
+    }
+
+    fn within(bounds: &Bounds, bytes: &[u8]) -> Result<Self, &'static str> {
+        let set = strict(bytes, bounds.containers).ok_or("no JSON, or a name twice")?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or("no keys")?;
-        let keys: Vec<Key> = keys.iter().filter_map(Key::parse).take(KEYS_MAX).collect();
+        let keys = keys.iter().filter_map(|jwk| Key::parse(jwk, bounds));
+        let keys: Vec<Key> = keys.take(KEYS_MAX).collect();
         let ids = keys.iter().map(|key| key.id).collect();
-        Ok(Self { keys, ids })
+        let tries = bounds.tries;
+        Ok(Self { keys, ids, tries })
     }
 
     /// Reports whether the set contains a key.
@@ -312,7 +387,10 @@ impl KeySet {
             return Signature::NoKey;
         }
         let fits = |key: &&Key| key.fits(token);
-        let signer = meant.filter(fits).take(TRIES).find(|key| key.made(token));
+        let signer = meant
+            .filter(fits)
+            .take(self.tries)
+            .find(|key| key.made(token));
         match signer {
             Some(key) => Signature::By(key.id),
             // A token without a kid names no key.
@@ -323,8 +401,8 @@ impl KeySet {
 }
 
 impl Key {
-    /// Parses a public key; none if it is not supported, or not for signatures.
-    pub(super) fn parse(jwk: &Value) -> Option<Self> {
+    /// Parses a public key; none if it is not supported, not within `bounds`, or not for signatures.
+    pub(super) fn parse(jwk: &Value, bounds: &Bounds) -> Option<Self> {
         let text = |name: &str| jwk.get(name).and_then(Value::as_str);
         if text("use").is_some_and(|purpose| purpose != "sig") {
             return None;
@@ -338,7 +416,8 @@ impl Key {
             ("RSA", _) => {
                 let (n, e) = (text("n")?, text("e")?);
                 let bytes = URL_SAFE_NO_PAD.decode(n).ok()?;
-                if !(RSA_MIN..=RSA_MAX).contains(&bytes.len()) || !is_exponent(e) {
+                let is_size = (RSA_MIN..=bounds.modulus).contains(&bytes.len());
+                if !is_size || exponent(e)? > bounds.exponent {
                     return None;
                 }
                 (DecodingKey::from_rsa_components(n, e), &RSA, [n, e])
@@ -412,6 +491,8 @@ const RSA: [Algorithm; 6] = [
 ];
 /// Maximum size of a token in bytes: proxies accept no larger header field.
 pub(crate) const TOKEN_MAX: usize = 8 << 10;
+/// Maximum objects and lists of a token, and of JSON that anybody may have sent: one of 5 bytes takes 600 once it is parsed.
+const CONTAINERS: usize = 512;
 /// Maximum size of a key id in bytes.
 const KID_MAX: usize = 256;
 /// Maximum keys of one issuer.
@@ -423,13 +504,13 @@ const RSA_MIN: usize = 256;
 /// Maximum size of an RSA modulus in bytes: 8192 bits, beyond which no signature can be verified.
 const RSA_MAX: usize = 1024;
 
-/// Whether this is the base64url of an exponent that keys have: odd, from 3 (RFC 8017 section 3.1) to the 33
+/// Returns an exponent that keys have from its base64url: odd, from 3 (RFC 8017 section 3.1) to the 33
 /// bits that verification takes. Signatures for an exponent of 1 need no private key.
-fn is_exponent(e: &str) -> bool {
-    let bytes = URL_SAFE_NO_PAD.decode(e).unwrap_or_default();
+fn exponent(e: &str) -> Option<u64> {
+    let bytes = URL_SAFE_NO_PAD.decode(e).ok()?;
     let value = bytes.iter().try_fold(0_u64, |value, byte| {
         let value = value << 8 | u64::from(*byte);
         (value < 1 << 33).then_some(value)
     });
-    value.is_some_and(|value| value >= 3 && value % 2 == 1)
+    value.filter(|value| *value >= 3 && value % 2 == 1)
 }

@@ -12,7 +12,7 @@ mod thumbprint;
 
 pub(crate) use self::embedded_key::EmbeddedKey;
 pub(crate) use self::jws::{
-    Jws, KeyId, KeySet, Signature, TOKEN_MAX, declared, members, numeric_date, parse_unverified,
-    parse_with_key, string, strings,
+    Jws, KeyId, KeySet, Signature, TOKEN_MAX, declared, members, members_of_anybody, numeric_date,
+    parse_unverified, parse_with_key, string, strings,
 };
 pub(crate) use self::thumbprint::Thumbprint;

@@ -340,6 +340,30 @@ fn keys_determine_their_algorithms() {
     }
 }
 
+/// As a tree they take many times their length, and anybody can send them.
+#[test]
+fn a_token_has_few_objects_and_lists() {
+    let with = |value: Value| {
+        let mut all = payload();
+        all["x"] = value;
+        parsed(HEADER, &all.to_string()).map(drop)
+    };
+    let many = "no JSON object, a name twice, or too many objects and lists";
+    for item in [json!({}), json!([])] {
+        // The payload is one, and has one in `groups` and one in `x`.
+        assert_eq!(with(vec![item.clone(); 509].into()), Ok(()), "{item}");
+        assert_eq!(with(vec![item.clone(); 510].into()), Err(many), "{item}");
+    }
+}
+
+/// While keys are fetched, nothing of a token is kept but its text.
+#[test]
+fn claims_are_parsed_again() {
+    let text = unsigned(HEADER, &payload().to_string());
+    let jws = Token::parse(&text, (&settings()).into()).unwrap().jws;
+    assert_eq!(jws.claims().map(Value::Object), Ok(payload()));
+}
+
 #[test]
 fn short_rsa_keys_are_ignored() {
     let pair = Rsa::generate(KeySize::Rsa2048).unwrap();
@@ -385,6 +409,45 @@ fn long_rsa_keys_are_ignored() {
         let jwk = json!({"keys": [{"kty": "RSA", "n": n, "e": "AQAB"}]});
         let keys = KeySet::parse(jwk.to_string().as_bytes());
         assert_eq!(keys.is_ok_and(|keys| !keys.is_empty()), is_key, "{size}");
+    }
+}
+
+/// One assertion of a client that anybody may register was tried with eight keys of 8192 bits.
+#[test]
+fn keys_of_anybody_are_small_and_few_are_tried() {
+    let number = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let is_key = |size: usize, e: &[u8]| {
+        let jwk = json!({"kty": "RSA", "n": number(&vec![0xab; size]), "e": number(e)});
+        let set = json!({"keys": [jwk]}).to_string();
+        let [anybody, trusted] = [KeySet::parse_of_anybody, KeySet::parse]
+            .map(|parse| parse(set.as_bytes()).is_ok_and(|keys| !keys.is_empty()));
+        assert!(trusted, "{size} {e:?}");
+        anybody
+    };
+    assert!(is_key(512, &[1, 0, 1]));
+    assert!(!is_key(513, &[1, 0, 1]));
+    assert!(!is_key(512, &[1, 0, 3]));
+    let random = SystemRandom::new();
+    let pair = || Ed25519KeyPair::generate_pkcs8(&random).unwrap();
+    let jwk = |pair: &[u8]| {
+        let public = Ed25519KeyPair::from_pkcs8(pair).unwrap();
+        json!({"kty": "OKP", "crv": "Ed25519", "x": number(public.public_key().as_ref())})
+    };
+    let own = pair();
+    let text = signed(
+        "EdDSA",
+        None,
+        &EncodingKey::from_ed_der(own.as_ref()),
+        Alg::EdDSA,
+    );
+    let jws = Token::parse(&text, (&settings()).into()).unwrap().jws;
+    for (others, is_tried) in [(1, true), (2, false)] {
+        let mut keys: Vec<Value> = (0..others).map(|_| jwk(pair().as_ref())).collect();
+        keys.push(jwk(own.as_ref()));
+        let set = json!({"keys": keys}).to_string();
+        let by = |set: Result<KeySet, &str>| matches!(set.unwrap().check(&jws), Signature::By(_));
+        assert_eq!(by(KeySet::parse_of_anybody(set.as_bytes())), is_tried);
+        assert!(by(KeySet::parse(set.as_bytes())));
     }
 }
 

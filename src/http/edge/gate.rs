@@ -510,7 +510,8 @@ const fn label_of(kind: Kind) -> Route {
 }
 
 /// Counts a complete answer for its address until the client has taken it. A stream has no size, and counts for its
-/// session; a long answer to a call counts for its caller, of which a page has none.
+/// session; a long answer to a call counts for its caller, of which a page has none. Nor has a refusal: an answer with the
+/// status of one may be that of a call, and counts twice then.
 fn counted(
     response: Response,
     state: &BodyState,
@@ -531,7 +532,8 @@ fn counted(
     let least = if is_open { least + TRAILERS } else { least };
     let content_type = response.headers().get(CONTENT_TYPE);
     let is_page = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html"));
-    if served.is_some() && !is_page && length > json::SHORT as u64 {
+    let is_of_call = served.is_some() && !is_page && response.status().is_success();
+    if is_of_call && length > json::SHORT as u64 {
         return response;
     }
     response.map(|answer| state.count_until_taken(answer, least))
@@ -682,6 +684,8 @@ const FIELD_MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::super::gate::*;
 
     /// Heads of answers without a body waited in h2 for clients that read nothing, and counted for nobody.
@@ -701,5 +705,27 @@ mod tests {
         assert!((STREAM..STREAM + 100).contains(&memory.used()));
         drop(headers);
         assert_eq!(memory.used(), 0);
+    }
+
+    /// A refusal that repeated what was sent was held for clients that read nothing, and counted for nobody.
+    #[tokio::test]
+    async fn a_long_refusal_of_an_mcp_endpoint_counts_for_its_address() {
+        let memory = Budget::new(1 << 20);
+        for (status, is_counted) in [(StatusCode::OK, false), (StatusCode::BAD_REQUEST, true)] {
+            let (_, state) = body_limit::limit(Body::empty(), 1, memory.share());
+            let answer = json::text(status, vec![b' '; 2 * json::SHORT]);
+            let answer = counted(answer, &state, (Some(Kind::Mcp), Version::HTTP_11));
+            drop(state);
+            let held = answer.into_body().frame().await.unwrap().unwrap();
+            let least = if is_counted {
+                2 * json::SHORT as u64
+            } else {
+                0
+            };
+            assert_eq!(memory.used() > 0, is_counted, "{status}");
+            assert!(memory.used() >= least, "{status}");
+            drop(held);
+            assert_eq!(memory.used(), 0, "{status}");
+        }
     }
 }

@@ -249,9 +249,11 @@ pub(super) fn no_initialize(access: &Access, requested: &str) -> McpRefusal {
     refused(StatusCode::NOT_FOUND, -32601, why).with_data(data.to_string())
 }
 
-/// The revision is not served (`UnsupportedProtocolVersionError`).
+/// The revision is not served (`UnsupportedProtocolVersionError`). No more of it is repeated than a revision has: that of
+/// an `initialize` may be as long as a body, and so would the answer be that its client need not read.
 fn unsupported(access: &Access, requested: &str) -> McpRefusal {
     let supported = Stateless::revisions(access);
+    let requested: String = requested.chars().take(REPEATED).collect();
     let data = serde_json::json!({"supported": supported, "requested": requested});
     let why = "Unsupported protocol version";
     refused(StatusCode::BAD_REQUEST, -32022, why).with_data(data.to_string())
@@ -294,3 +296,6 @@ fn single<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h [u8]>, Mc
     }
     Ok(first.map(HeaderValue::as_bytes))
 }
+
+/// Maximum characters of a revision that its refusal repeats.
+const REPEATED: usize = 64;

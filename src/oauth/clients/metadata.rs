@@ -89,6 +89,31 @@ impl ClientMetadata {
         all: &Map<String, Value>,
         default: ClientAuthMethod,
     ) -> Result<Self, MetadataError> {
+        let read = Self::read_stored(all, default)?;
+        // Those that were stored before this bound remain clients, whose other keys are ignored.
+        if let Some(Keys::Inline(set)) = &read.keys
+            && !is_usable(KeySet::parse_of_anybody(set.as_bytes()))
+        {
+            return Err(NO_KEY);
+        }
+        Ok(read)
+    }
+
+    /// Checks the metadata of a registration, which every request of its client reads as a whole.
+    pub(crate) fn read_registration(all: &Map<String, Value>) -> Result<Self, MetadataError> {
+        let read = Self::read(all, ClientAuthMethod::Basic)?;
+        let length: usize = read.redirect_uris.iter().map(String::len).sum();
+        if length > URIS_LENGTH {
+            let what = "redirect_uris have more than 8,192 bytes in all";
+            return Err(MetadataError::RedirectUri(what));
+        }
+        Ok(read)
+    }
+
+    fn read_stored(
+        all: &Map<String, Value>,
+        default: ClientAuthMethod,
+    ) -> Result<Self, MetadataError> {
         let redirect_uris = redirect_uris(all)?;
         let mut others = Map::new();
         let method = match text(all, "token_endpoint_auth_method", SHORT)? {
@@ -139,7 +164,7 @@ impl ClientMetadata {
     /// Parses the output of [`Self::write`].
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let all: Map<String, Value> = serde_json::from_str(text).ok()?;
-        Self::read(&all, ClientAuthMethod::Basic).ok()
+        Self::read_stored(&all, ClientAuthMethod::Basic).ok()
     }
 
     /// All metadata, as stored and returned.
@@ -253,16 +278,18 @@ fn keys(all: &Map<String, Value>, method: ClientAuthMethod) -> Result<Option<Key
         }
         (Some(set), None) => {
             let text = set.to_string();
-            let known = KeySet::parse(text.as_bytes()).ok();
-            let is_usable = text.len() <= JWKS_MAX && known.is_some_and(|set| !set.is_empty());
-            let none = MetadataError::Metadata("jwks has no key that can be used, or is too long");
-            is_usable.then_some(Some(Keys::Inline(text))).ok_or(none)
+            let is_usable = text.len() <= JWKS_MAX && is_usable(KeySet::parse(text.as_bytes()));
+            is_usable.then_some(Some(Keys::Inline(text))).ok_or(NO_KEY)
         }
         (None, Some(url)) => Ok(Some(Keys::Url(url.to_owned()))),
         _ => Err(MetadataError::Metadata(
             "private_key_jwt takes either jwks or jwks_uri",
         )),
     }
+}
+
+fn is_usable(set: Result<KeySet, &'static str>) -> bool {
+    set.is_ok_and(|set| !set.is_empty())
 }
 
 /// Whether a key of the set has members that only its owner may know.
@@ -321,8 +348,13 @@ fn strings(all: &Map<String, Value>, name: &str) -> Result<Vec<String>, Metadata
     items.iter().map(text).collect()
 }
 
+/// The refusal of keys by none of which a client can sign.
+const NO_KEY: MetadataError =
+    MetadataError::Metadata("jwks has no key that can be used, or is too long");
 /// Maximum redirect URIs of a client: some list one for each possible port.
 const URIS_MAX: usize = 64;
+/// Maximum bytes of all redirect URIs of a registration: 64 of usual length.
+const URIS_LENGTH: usize = 8 << 10;
 /// Maximum members of other lists.
 const ITEMS_MAX: usize = 32;
 /// Maximum size of a name in bytes.
@@ -444,6 +476,23 @@ mod tests {
         assert_eq!(plain.uri, None);
     }
 
+    /// A request of fifty bytes read and held sixty thousand of its client while the database was waited for.
+    #[test]
+    fn redirect_uris_of_a_registration_have_a_bound_in_all() {
+        let of = |last: usize| {
+            let mut uris = vec![format!("https://app.test/{}", "a".repeat(1024 - 17)); 7];
+            uris.push(format!("https://app.test/{}", "a".repeat(last - 17)));
+            with("redirect_uris", json!(uris))
+        };
+        let registered = |all: Value| ClientMetadata::read_registration(all.as_object().unwrap());
+        assert!(registered(of(1024)).is_ok());
+        let refused = registered(of(1025)).unwrap_err();
+        assert!(matches!(refused, MetadataError::RedirectUri(_)));
+        // One of before, and the document of a client, which has a bound of its own.
+        assert!(ClientMetadata::parse(&of(1025).to_string()).is_some());
+        assert!(read(of(1025)).is_ok());
+    }
+
     #[test]
     fn a_scope_that_is_too_long_is_dropped() {
         for (length, is_kept) in [(LONG, true), (LONG + 1, false), (1 << 16, false)] {
@@ -474,12 +523,22 @@ mod tests {
         assert_eq!(at.keys, Some(Keys::Url("https://app.test/jwks".to_owned())));
         let kept = Value::Object(here.write()).to_string();
         assert_eq!(ClientMetadata::parse(&kept), Some(here));
+        // Of 8184 bits: it takes long to verify with, and anybody can register it.
+        let long = json!({"kty": "RSA", "n": "q".repeat(1364), "e": "AQAB"});
+        let old = with("token_endpoint_auth_method", json!("private_key_jwt"));
+        let stored = |key: &Value| {
+            let mut all = old.clone();
+            all["jwks"] = json!({"keys": [key]});
+            ClientMetadata::parse(&all.to_string())
+        };
+        assert!(stored(&long).is_some(), "a client of before");
         for more in [
             json!({}),
             json!({"jwks": {"keys": []}}),
             json!({"jwks": {"keys": [{"kty": "oct", "k": "AAAA"}]}}),
             json!({"jwks": {"keys": [key(), private()]}}),
             json!({"jwks": {"keys": [{"kty": "RSA", "n": "q".repeat(5336), "e": "AQAB"}]}}),
+            json!({"jwks": {"keys": [long]}}),
             json!({"jwks": 1}),
             json!({"jwks": {"keys": [key()]}, "jwks_uri": "http://app.test/jwks"}),
             json!({"jwks": {"keys": [key()]}, "jwks_uri": "https://app.test/jwks"}),

@@ -26,7 +26,7 @@ use url::Url;
 use super::client_id;
 use super::metadata::{ClientAuthMethod, ClientMetadata, Keys, MetadataError};
 use crate::{
-    auth::{KeySet, jose::members},
+    auth::{KeySet, jose::members_of_anybody},
     base::{
         Outbound, OutboundError, Unexpected,
         budget::{Budget, Shares},
@@ -336,7 +336,7 @@ impl Documents {
         url: &Url,
     ) -> Result<Arc<KeySet>, DocumentError> {
         let fetched = self.get(by, url, KEYS_MAX).await?;
-        let set = KeySet::parse(&fetched.body)
+        let set = KeySet::parse_of_anybody(&fetched.body)
             .map_err(|_| DocumentError::Invalid("what is at jwks_uri is no key set"))?;
         Ok(Arc::new(set))
     }
@@ -460,8 +460,8 @@ fn unfit(answer: Unexpected) -> &'static str {
 
 /// Parses a document (draft, section 4).
 fn read(id: &str, bytes: &[u8]) -> Result<Document, &'static str> {
-    let all =
-        members(bytes).ok_or("the client's document is no JSON object, or has a name twice")?;
+    let what = "the client's document is no JSON object, has a name twice, or too many objects";
+    let all = members_of_anybody(bytes).ok_or(what)?;
     if all.get("client_id").and_then(Value::as_str) != Some(id) {
         return Err("the client's document is about another client");
     }

@@ -284,8 +284,11 @@ impl OpenIdProvider {
         let wrong = |what: &str| ProviderError::Invalid(format!("its token: {what}"));
         // Claims are checked first, so that a useless token does not cause a fetch.
         let algorithms = ALGORITHMS.map(|(_, algorithm)| algorithm);
-        let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
-        let checked = check(&header, &claims).map_err(wrong)?;
+        // Parsed again behind the wait for keys: until then the trees are not kept, which anybody may have sent.
+        let (jws, checked) = {
+            let (header, claims, jws) = parse_unverified(text, &algorithms).map_err(wrong)?;
+            (jws, check(&header, &claims).map_err(wrong)?)
+        };
         let metadata = self.metadata_for(sender).await?;
         let age_ms = self.clock.now_ms().saturating_sub(metadata.fetched_ms);
         let outcome = match metadata.keys.check(&jws) {
@@ -300,7 +303,7 @@ impl OpenIdProvider {
             outcome => outcome,
         };
         match outcome {
-            Signature::By(_) => Ok((claims, checked)),
+            Signature::By(_) => Ok((jws.claims().map_err(wrong)?, checked)),
             Signature::Bad => Err(wrong("a bad signature")),
             Signature::NoKey => Err(wrong("an unknown key")),
         }

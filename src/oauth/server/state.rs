@@ -42,8 +42,8 @@ pub(crate) struct OauthState {
     /// Steps of authorization attempts that are kept, by address and in total.
     pub(crate) steps: Throttle,
     /// Log-ins, decisions and codes by address, codes by person, refreshes by grant, by person and client, and by person,
-    /// refused ones by grant, assertions by client, tokens for them by person and client, and by person, and refused ones
-    /// by client and person, or by issuer.
+    /// refused ones by grant, assertions by client, and their signatures by client and address, tokens for them by person
+    /// and client, and by person, and refused ones by client and person, or by issuer.
     pub(crate) writes: Throttle,
     /// Client ID metadata documents, cached.
     pub(crate) documents: Documents,

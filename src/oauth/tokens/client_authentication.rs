@@ -3,6 +3,8 @@
 //! A client must use exactly one method, the registered one. An unknown client takes as long as a
 //! wrong secret and gets the same refusal.
 
+use std::time::Duration;
+
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION, request::Parts};
 
@@ -10,11 +12,14 @@ use super::jose::Assertion;
 use crate::endpoint::{OauthEndpoint, Site};
 use crate::{
     auth::{KeySet, Signature},
-    base::Sha256,
+    base::{Sha256, budget::others_first},
     oauth::{
-        base::{Form, OauthRefusal, RefusalCode, refusal::BASIC_CHALLENGE, secret},
+        base::{
+            Form, OauthRefusal, RefusalCode, Throttle, refusal::BASIC_CHALLENGE, secret, throttle,
+        },
         clients::{
-            Client, ClientAuthMethod, ClientError, ClientProof, Clients, DocumentError, Keys,
+            Client, ClientAuthMethod, ClientError, ClientProof, ClientSource, Clients,
+            DocumentError, Keys,
         },
         server::{Attempt, AuthorizationServer, OauthState, attempt::address},
     },
@@ -199,7 +204,16 @@ async fn by_assertion(
     let ClientProof::Keys(keys) = &client.proof else {
         return Err(Fault::Assertion("the client has no keys"));
     };
-    if !is_signed(clients, keys, &assertion).await? {
+    let of = (
+        &*server.tenant.name,
+        &*client.id,
+        throttle::account(clients.from),
+    );
+    let drawn = draw_signature(&state.writes, of);
+    drawn.map_err(|retry| OauthRefusal::too_many("too many assertions", retry))?;
+    // A set is parsed, and its keys are tried, without a pause.
+    others_first().await;
+    if !is_signed(clients, (&client, keys), &assertion).await? {
         return Err(Fault::Assertion("the signature is of no key of the client"));
     }
     let used = replay_key("client_assertion", &assertion.client, &assertion.id);
@@ -233,10 +247,28 @@ pub(super) async fn use_once(
     Ok(logins.use_once(&server.tenant.name, used, until_ms).await?)
 }
 
-async fn is_signed(clients: Clients<'_>, keys: &Keys, by: &Assertion<'_>) -> Result<bool, Fault> {
+/// Draws a signature that is to be verified from the budget of its client and address: whoever names a client, which is no
+/// secret, must not use up what others have for it. Of a client without any left no signature is verified.
+fn draw_signature(
+    writes: &Throttle,
+    (tenant, client, account): (&str, &str, u128),
+) -> Result<(), Duration> {
+    writes.check(&("assertion", tenant, client), ASSERTIONS)?;
+    writes.spend(&("signature", tenant, client, account), ASSERTIONS)
+}
+
+async fn is_signed(
+    clients: Clients<'_>,
+    (client, keys): (&Client, &Keys),
+    by: &Assertion<'_>,
+) -> Result<bool, Fault> {
     let url = match keys {
         Keys::Inline(text) => {
-            let set = KeySet::parse(text.as_bytes());
+            let set = if client.kind == ClientSource::Declared {
+                KeySet::parse(text.as_bytes())
+            } else {
+                KeySet::parse_of_anybody(text.as_bytes())
+            };
             return Ok(set.is_ok_and(|set| is_signed_by(&set, by)));
         }
         Keys::Url(url) => url,
@@ -285,8 +317,8 @@ const MISSING: OauthRefusal =
 /// RFC 7523, section 2.2.
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 
-/// Maximum assertions of one client per minute, each of which is recorded. A client may act for
-/// thousands of people.
+/// Maximum assertions of one client per minute, each of which is recorded, and of those that one address sends in its name,
+/// right or wrong. A client may act for thousands of people.
 pub(super) const ASSERTIONS: u32 = 6000;
 
 /// A digest that no secret has.
@@ -379,6 +411,21 @@ mod tests {
             assert_eq!(got, wanted.map(str::to_owned), "{header:?} {form}");
         }
         assert_eq!(offer(&[&ada, &ada], ""), invalid.map(str::to_owned));
+    }
+
+    /// Signatures were verified before anything was drawn, and wrong ones drew nothing.
+    #[tokio::test]
+    async fn signatures_have_a_budget_before_they_are_verified() {
+        let writes = Throttle::new();
+        let draw = |account| draw_signature(&writes, ("a", "app", account)).is_ok();
+        assert!((0..ASSERTIONS).all(|_| draw(1)));
+        assert!(!draw(1));
+        assert!(draw(2), "made up at one address");
+        for _ in 0..ASSERTIONS {
+            writes.note(&("assertion", "a", "app"));
+        }
+        assert!(!draw(2), "used up by the client");
+        assert!(draw_signature(&writes, ("a", "other", 2)).is_ok());
     }
 
     #[test]

@@ -72,9 +72,18 @@ impl Exchange<'_> {
             return Err(OauthRefusal::new(RefusalCode::UnauthorizedClient, what));
         }
         let text = self.form.need("assertion", "assertion is missing")?;
-        let jag = IdJag::parse(text, self.now_ms / 1000).map_err(refused)?;
-        attempt.named_by(&jag.id);
-        let provider = self.verified(&jag, attempt).await?;
+        let parsed = || IdJag::parse(text, self.now_ms / 1000).map_err(refused);
+        // Parsed again behind the wait for keys: until then the tree of its claims is not kept.
+        let (issuer, jws) = {
+            let IdJag {
+                issuer, id, jws, ..
+            } = parsed()?;
+            attempt.named_by(&id);
+            (issuer, jws)
+        };
+        let provider = self.signed(&issuer, &jws, attempt).await?;
+        let jag = parsed()?;
+        self.check_meant(&jag, attempt)?;
         let sub = string(&jag.claims, "sub").ok().flatten();
         let of = ("client", &self.server.tenant.name, &self.client.id, sub);
         let issued = self.for_person(provider, &jag, attempt).await;
@@ -142,30 +151,33 @@ impl Exchange<'_> {
         Ok(answer)
     }
 
-    /// Returns the provider that has signed an assertion for this client and this server.
-    async fn verified(
+    /// Returns the provider that has signed an assertion.
+    async fn signed(
         &self,
-        jag: &IdJag<'_>,
+        issuer: &str,
+        jws: &Jws<'_>,
         attempt: &Attempt,
     ) -> Result<&Provider, OauthRefusal> {
         let mut providers = self.server.builtin.providers.values();
-        let provider = providers.find(|one| one.vouches() && one.issuer() == jag.issuer);
+        let provider = providers.find(|one| one.vouches() && one.issuer() == issuer);
         let Some(provider) = provider else {
-            attempt.detail(format!("the issuer is {}", jag.issuer));
+            attempt.detail(format!("the issuer is {issuer}"));
             return Err(refused(
                 "no identity provider of this issuer vouches for people here",
             ));
         };
-        match self.state.issuers.verify(&jag.issuer, &jag.jws).await {
-            Ok(()) => {}
-            Err(TokenError::Invalid(_)) => {
-                return Err(refused("the signature is of no key of the issuer"));
-            }
+        match self.state.issuers.verify(issuer, jws).await {
+            Ok(()) => Ok(provider),
+            Err(TokenError::Invalid(_)) => Err(refused("the signature is of no key of the issuer")),
             Err(TokenError::Unavailable(retry)) => {
                 let what = "the keys of the issuer cannot be fetched";
-                return Err(OauthRefusal::away(what, retry));
+                Err(OauthRefusal::away(what, retry))
             }
         }
+    }
+
+    /// Checks that a verified assertion is for this client and this server.
+    fn check_meant(&self, jag: &IdJag<'_>, attempt: &Attempt) -> Result<(), OauthRefusal> {
         let names = self.server.own_audiences();
         let ours = names.each_ref().map(String::as_str);
         check_audience(&jag.claims, &ours)
@@ -174,7 +186,7 @@ impl Exchange<'_> {
             attempt.detail(format!("client_id is {}", jag.client));
             return Err(refused("the assertion is for another client"));
         }
-        Ok(provider)
+        Ok(())
     }
 
     /// Returns the person of a verified assertion, if the provider's people may come in.

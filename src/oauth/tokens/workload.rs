@@ -29,10 +29,10 @@ use crate::{
     },
 };
 
-/// A token of a platform, with its signature not yet verified.
+/// A token of a platform, with its signature not yet verified. Its other claims are parsed again behind that: anybody can
+/// send tokens, and whoever waits for the keys of an issuer keeps no tree of them.
 struct PlatformToken<'t> {
     issuer: String,
-    claims: Map<String, Value>,
     /// Expiry, in seconds since 1970.
     expires: i64,
     /// What is good once: its `jti`, else all that is signed.
@@ -97,7 +97,8 @@ pub(super) async fn authenticate(
         return Err(refused("no such workload has tokens of this issuer"));
     }
     let signed = token.signed(state, trusted).await?;
-    let meant = token.meant(server, signed, attempt);
+    let claims = token.jws.claims().map_err(refused)?;
+    let meant = meant(&claims, server, signed, attempt);
     let Candidate(declared, workload) = meant.map_err(|refusal| {
         let of = ("issuer", &server.tenant.name, &token.issuer);
         not_guessed(state, &of, refusal)
@@ -167,7 +168,6 @@ impl<'t> PlatformToken<'t> {
         let holder = holder(&claims)?;
         Ok(Self {
             issuer,
-            claims,
             expires,
             id,
             holder,
@@ -213,53 +213,53 @@ impl<'t> PlatformToken<'t> {
             )),
         }
     }
+}
 
-    /// Returns the one of the workloads that it is for, and of.
-    fn meant<'c>(
-        &self,
-        server: &AuthorizationServer,
-        mut signed: Vec<Candidate<'c>>,
-        attempt: &Attempt,
-    ) -> Result<Candidate<'c>, OauthRefusal> {
-        let names = server.own_audiences();
-        signed.retain(|Candidate(_, workload)| {
-            let outcome = match &workload.audience {
-                Some(audience) => check_audience(&self.claims, &[audience]),
-                None => check_audience(&self.claims, &names.each_ref().map(String::as_str)),
-            };
-            outcome.is_ok()
-        });
-        if signed.is_empty() {
-            return Err(refused("the assertion is for another audience"));
-        }
-        let fits = |one: &&Candidate<'_>| self.wrong_claim(one.1).is_none();
-        let mut fitting = signed.iter().filter(fits);
-        match (fitting.next(), fitting.next()) {
-            (Some(one), None) => Ok(*one),
-            (Some(_), Some(_)) => Err(refused("several workloads fit: name one by client_id")),
-            (None, _) => {
-                let wrong = signed.iter().filter_map(|Candidate(client, workload)| {
-                    Some(format!("{}: {}", client.id, self.wrong_claim(workload)?))
-                });
-                attempt.detail(wrong.collect::<Vec<_>>().join(", "));
-                Err(refused("a claim is not as declared"))
-            }
-        }
-    }
-
-    /// Returns the first declared claim that it does not have with a declared value.
-    fn wrong_claim<'w>(&self, workload: &'w Workload) -> Option<&'w str> {
-        let is_wrong = |(name, values): &(&String, &Vec<String>)| {
-            let text = match declared(&self.claims, name) {
-                Some(Value::String(text)) => text.clone(),
-                Some(plain @ (Value::Bool(_) | Value::Number(_))) => plain.to_string(),
-                _ => return true,
-            };
-            !Workload::admits(values, &text)
+/// Returns the one of the workloads that a verified token with these claims is for, and of.
+fn meant<'c>(
+    claims: &Map<String, Value>,
+    server: &AuthorizationServer,
+    mut signed: Vec<Candidate<'c>>,
+    attempt: &Attempt,
+) -> Result<Candidate<'c>, OauthRefusal> {
+    let names = server.own_audiences();
+    signed.retain(|Candidate(_, workload)| {
+        let outcome = match &workload.audience {
+            Some(audience) => check_audience(claims, &[audience]),
+            None => check_audience(claims, &names.each_ref().map(String::as_str)),
         };
-        let wrong = workload.claims.iter().find(is_wrong);
-        wrong.map(|(name, _)| name.as_str())
+        outcome.is_ok()
+    });
+    if signed.is_empty() {
+        return Err(refused("the assertion is for another audience"));
     }
+    let fits = |one: &&Candidate<'_>| wrong_claim(claims, one.1).is_none();
+    let mut fitting = signed.iter().filter(fits);
+    match (fitting.next(), fitting.next()) {
+        (Some(one), None) => Ok(*one),
+        (Some(_), Some(_)) => Err(refused("several workloads fit: name one by client_id")),
+        (None, _) => {
+            let wrong = signed.iter().filter_map(|Candidate(client, workload)| {
+                Some(format!("{}: {}", client.id, wrong_claim(claims, workload)?))
+            });
+            attempt.detail(wrong.collect::<Vec<_>>().join(", "));
+            Err(refused("a claim is not as declared"))
+        }
+    }
+}
+
+/// Returns the first claim of a workload that a token does not have with a declared value.
+fn wrong_claim<'w>(claims: &Map<String, Value>, workload: &'w Workload) -> Option<&'w str> {
+    let is_wrong = |(name, values): &(&String, &Vec<String>)| {
+        let text = match declared(claims, name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(plain @ (Value::Bool(_) | Value::Number(_))) => plain.to_string(),
+            _ => return true,
+        };
+        !Workload::admits(values, &text)
+    };
+    let wrong = workload.claims.iter().find(is_wrong);
+    wrong.map(|(name, _)| name.as_str())
 }
 
 fn refused(what: &'static str) -> OauthRefusal {

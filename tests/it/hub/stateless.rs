@@ -265,6 +265,24 @@ async fn an_initialize_with_the_header_of_this_revision_is_not_sent_round_in_cir
     assert!(gateway.descendants().is_empty());
 }
 
+/// The answer repeated the revision, of any length, and counted for nobody while its client did not read it.
+#[tokio::test]
+async fn a_refusal_repeats_little_of_a_revision() {
+    let gateway = Gateway::start(&[]).await;
+    let client = Modern::at(&gateway.url);
+    let long = "1".repeat(1 << 20);
+    let params = json!({"protocolVersion": long});
+    let in_meta = client.message("initialize", params);
+    for message in [opening(&long), in_meta] {
+        let refused = client.post(&message).await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        let error = &json_of(refused).await["error"];
+        assert_eq!(error["code"], -32022);
+        assert_eq!(error["data"]["requested"], "1".repeat(64));
+    }
+    assert!(gateway.descendants().is_empty());
+}
+
 #[tokio::test]
 async fn what_this_revision_has_not_is_not_found() {
     let gateway = Gateway::start(&[]).await;

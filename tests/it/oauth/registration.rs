@@ -175,6 +175,8 @@ async fn invalid_registrations_are_refused() {
         json!({}),
         json!({"redirect_uris": []}),
         json!({"redirect_uris": BACK}),
+        // More than 8 KiB in all.
+        json!({"redirect_uris": vec![format!("https://app.test/{}", "a".repeat(1000)); 9]}),
     ] {
         let refused = register(&gateway, "a", &wrong).await;
         refused.assert_refused(400, "invalid_redirect_uri");

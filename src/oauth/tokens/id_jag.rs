@@ -81,7 +81,7 @@ impl Exchange<'_> {
             attempt.named_by(&id);
             (issuer, jws)
         };
-        let provider = self.signed(&issuer, &jws, attempt).await?;
+        let provider = self.provider_of(&issuer, &jws, attempt).await?;
         let jag = parsed()?;
         self.check_meant(&jag, attempt)?;
         let sub = string(&jag.claims, "sub").ok().flatten();
@@ -152,7 +152,7 @@ impl Exchange<'_> {
     }
 
     /// Returns the provider that has signed an assertion.
-    async fn signed(
+    async fn provider_of(
         &self,
         issuer: &str,
         jws: &Jws<'_>,

@@ -201,6 +201,16 @@ fn origin(listener: &Listener, headers: &HeaderMap) {
                     .any(|known| known.as_bytes() == one.as_bytes())
             );
         }
+        OriginCheck::OwnUrl => {
+            assert_eq!(all.len(), 1);
+            let text = all[0].to_str().expect("a URL is a text");
+            let url = Url::parse(text).expect("a URL with a path is one");
+            let ascii = url.origin().ascii_serialization();
+            let is_below = |known: &&str| text.starts_with(&format!("{known}/"));
+            let is_known = listener.origins.contains(&&*ascii);
+            assert!(is_known || listener.origins.iter().any(is_below));
+            assert!(!text.contains([' ', ',']) && url.path().starts_with('/'));
+        }
         OriginCheck::Ours => {
             assert_eq!(all.len(), 1);
             let text = all[0].to_str().expect("an origin is a text");

@@ -65,8 +65,9 @@ fn encoded(record: &[u8]) -> (Vec<u8>, Option<Event>) {
     };
     match kind % 4 {
         0 => {
+            let retry = (*kind < 128).then_some(retry);
             push_priming(&mut out, &id, retry);
-            event.retry = Some(data.len() as u64);
+            event.retry = retry.map(|_| data.len() as u64);
         }
         1 => {
             push_retry(&mut out, retry);
@@ -165,7 +166,7 @@ fn reconnected(stream: &[Vec<u8>], cuts: u8) {
         got.extend_from_slice(&parser.push(&event[..at]));
         parser.reconnect();
         let mut again = BytesMut::new();
-        push_priming(&mut again, "again", Duration::from_secs(1));
+        push_priming(&mut again, "again", None);
         again.extend_from_slice(event);
         got.extend_from_slice(&parser.push(&again));
         whole.extend_from_slice(event);

@@ -155,11 +155,14 @@ pub(crate) const fn event_room(id: usize, data: &[u8]) -> usize {
 }
 
 /// Appends the priming event, which gives a client its first cursor: an id, empty data (2025-11-25
-/// transports, "Sending Messages to the Server" 6), and the reconnection time.
-pub(crate) fn push_priming(out: &mut BytesMut, id: &str, retry: Duration) {
+/// transports, "Sending Messages to the Server" 6), and the reconnection time if the client needs it now.
+pub(crate) fn push_priming(out: &mut BytesMut, id: &str, retry: Option<Duration>) {
     out.put_slice(b"id: ");
     out.put_slice(id.as_bytes());
-    out.put_slice(format!("\nretry: {}\ndata: \n\n", retry.as_millis()).as_bytes());
+    if let Some(retry) = retry {
+        out.put_slice(format!("\nretry: {}", retry.as_millis()).as_bytes());
+    }
+    out.put_slice(b"\ndata: \n\n");
 }
 
 /// Appends the reconnection time, before the gateway itself closes a connection.

@@ -134,7 +134,7 @@ pub(crate) enum Version {
 impl Version {
     /// Parses the value of the header.
     pub(crate) fn parse(value: Option<&str>) -> Self {
-        let Some(value) = value else {
+        let Some(value) = value.map(only_member) else {
             return Self::Absent;
         };
         if let Some(revision) = Revision::parse(value) {
@@ -145,6 +145,20 @@ impl Version {
         } else {
             Self::Unknown
         }
+    }
+}
+
+/// The member of a list whose members are all the same; any other text as it is. Clients and proxies make such a list of
+/// two equal lines (RFC 9110, section 5.3), which are one value as well.
+fn only_member(list: &str) -> &str {
+    let Some((first, rest)) = list.split_once(',') else {
+        return list;
+    };
+    let first = first.trim_ascii();
+    if rest.split(',').all(|member| member.trim_ascii() == first) {
+        first
+    } else {
+        list
     }
 }
 
@@ -221,6 +235,23 @@ mod tests {
         assert_eq!(Version::parse(Some("2025-06-19")), Version::Unknown);
         assert_eq!(Version::parse(Some("9999")), Version::Unknown);
         assert_eq!(Version::parse(Some("")), Version::Unknown);
+        for (list, version) in [
+            (
+                "2025-06-18, 2025-06-18",
+                Version::Legacy(Revision::V2025_06_18),
+            ),
+            (
+                "2025-06-18,2025-06-18 ,\t2025-06-18",
+                Version::Legacy(Revision::V2025_06_18),
+            ),
+            ("2026-07-28, 2026-07-28", Version::Modern),
+            ("2025-06-18, 2025-11-25", Version::Unknown),
+            ("2025-06-18, 2025-06-18, 2026-07-28", Version::Unknown),
+            ("2025-06-18,", Version::Unknown),
+            (",", Version::Unknown),
+        ] {
+            assert_eq!(Version::parse(Some(list)), version, "{list}");
+        }
     }
 
     proptest! {

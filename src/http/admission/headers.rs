@@ -3,7 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use http::{
-    Extensions, HeaderMap, HeaderName, StatusCode, Uri,
+    Extensions, HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
     header::{self, AsHeaderName},
     uri::Authority,
 };
@@ -101,6 +101,13 @@ pub(crate) fn is_modern(headers: &HeaderMap) -> bool {
     versions.any(|version| Version::parse(version.to_str().ok()) == Version::Modern)
 }
 
+/// Whether a client takes a `retry:` on a stream that goes on. The Java SDK ends a stream with an error at such a line
+/// (modelcontextprotocol/java-sdk #1047); the JDK writes the `User-Agent` of its requests.
+pub(crate) fn takes_retry(headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT).map(HeaderValue::as_bytes);
+    agent.is_none_or(|agent| !agent.starts_with(JDK_CLIENT.as_bytes()))
+}
+
 /// Returns the session id of a request that needs one.
 pub(crate) fn session_id(headers: &HeaderMap) -> Result<&str, McpRefusal> {
     single(headers, SESSION)?.ok_or_else(no_session_id)
@@ -110,6 +117,9 @@ pub(crate) fn session_id(headers: &HeaderMap) -> Result<&str, McpRefusal> {
 pub(crate) fn no_session_id() -> McpRefusal {
     Error::Invalid("Mcp-Session-Id is missing; begin with initialize").into()
 }
+
+/// The beginning of the `User-Agent` of the JDK's HTTP client.
+pub(crate) const JDK_CLIENT: &str = "Java-http-client";
 
 /// Parsed once: the names of a request's fields are looked up several times.
 pub(crate) const SESSION: HeaderName = HeaderName::from_static(SESSION_ID);

@@ -52,6 +52,8 @@ pub(crate) enum OriginCheck {
     Absent,
     /// The origin is allowed.
     Ours,
+    /// The whole URL of something at an allowed origin, so no web page sent the request.
+    OwnUrl,
     /// The origin is not allowed: 403.
     Foreign,
 }
@@ -194,28 +196,14 @@ impl Allowed {
         Some((host, self.port(port)))
     }
 
-    /// Returns whether the origin of a request is that of this URL, which has no path.
-    pub(crate) fn is_origin_of(headers: &HeaderMap, url: &str) -> bool {
-        let mut origins = headers.get_all(ORIGIN).iter();
-        let (first, second) = (origins.next(), origins.next());
-        let origin = first.and_then(|origin| origin.to_str().ok());
-        second.is_none() && origin.and_then(origin_of).as_deref() == Some(url)
+    /// Checks `Origin` at the host of a tenant, whose own is that of this URL, which has no path.
+    pub(crate) fn origin_at(headers: &HeaderMap, url: &str) -> OriginCheck {
+        check_origin(headers, |origin| origin == url)
     }
 
-    /// Checks `Origin`; a repeated field is foreign.
+    /// Checks `Origin`.
     pub(crate) fn origin(&self, headers: &HeaderMap) -> OriginCheck {
-        let mut origins = headers.get_all(ORIGIN).iter();
-        match (origins.next(), origins.next()) {
-            (None, _) => OriginCheck::Absent,
-            (Some(origin), None) => {
-                let origin = origin.to_str().ok().and_then(origin_of);
-                match origin {
-                    Some(origin) if self.origins.contains(&origin) => OriginCheck::Ours,
-                    _ => OriginCheck::Foreign,
-                }
-            }
-            (Some(_), Some(_)) => OriginCheck::Foreign,
-        }
+        check_origin(headers, |origin| self.origins.contains(origin))
     }
 
     fn port(&self, port: Option<u16>) -> u16 {
@@ -238,6 +226,37 @@ fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let ip = bare.parse::<IpAddr>();
     host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Checks `Origin`; a repeated field is foreign.
+fn check_origin(headers: &HeaderMap, is_ours: impl Fn(&str) -> bool) -> OriginCheck {
+    let mut origins = headers.get_all(ORIGIN).iter();
+    let (first, second) = (origins.next(), origins.next());
+    let Some(first) = first else {
+        return OriginCheck::Absent;
+    };
+    let text = first.to_str().ok().filter(|_| second.is_none());
+    let is_of = |read: fn(&str) -> Option<String>| {
+        let origin = text.and_then(read);
+        origin.is_some_and(|origin| is_ours(&origin))
+    };
+    if is_of(origin_of) {
+        OriginCheck::Ours
+    } else if is_of(origin_of_url) {
+        OriginCheck::OwnUrl
+    } else {
+        OriginCheck::Foreign
+    }
+}
+
+/// Returns the origin of a URL with a path. There are programs (ruby_llm-mcp) that send the URL which they request as
+/// `Origin`; browsers send no path (RFC 6454, section 7).
+fn origin_of_url(text: &str) -> Option<String> {
+    let host = text.find("://")? + "://".len();
+    let path = host + text[host..].find('/')?;
+    // A list of origins is none.
+    let is_list = text.contains([' ', ',']);
+    origin_of(&text[..path]).filter(|_| !is_list)
 }
 
 /// Normalizes an origin: lower case, no default port. `None` if the text is no origin.

@@ -191,12 +191,9 @@ impl Gate {
                 return Err(refusal(StatusCode::BAD_REQUEST, "bad host"));
             }
         }
-        let host = head.extensions.get::<Arc<TenantHost>>();
-        let is_of_host = host.is_some_and(|host| Allowed::is_origin_of(&head.headers, host.url()));
-        let origin = match self.allowed.origin(&head.headers) {
-            OriginCheck::Absent => None,
+        let origin = match self.origin(head) {
+            OriginCheck::Absent | OriginCheck::OwnUrl => None,
             OriginCheck::Ours => head.headers.get(ORIGIN).cloned(),
-            OriginCheck::Foreign if is_of_host => head.headers.get(ORIGIN).cloned(),
             // Responses of public paths contain nothing that a page may not know.
             OriginCheck::Foreign if cors::is_public(head.uri.path()) => None,
             OriginCheck::Foreign
@@ -214,6 +211,15 @@ impl Gate {
             refused
         })?;
         Ok(origin)
+    }
+
+    /// Checks the origin of a request, also by the host of a tenant that it names.
+    fn origin(&self, head: &Parts) -> OriginCheck {
+        let host = head.extensions.get::<Arc<TenantHost>>();
+        match (self.allowed.origin(&head.headers), host) {
+            (OriginCheck::Foreign, Some(host)) => Allowed::origin_at(&head.headers, host.url()),
+            (checked, _) => checked,
+        }
     }
 
     /// Finds the tenant whose host a request names.

@@ -91,6 +91,7 @@ async fn listen(
         StreamOptions {
             keep_alive,
             retry,
+            takes_retry: headers::takes_retry(headers),
             close_at: None,
             first,
             prefix,

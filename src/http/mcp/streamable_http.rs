@@ -103,6 +103,7 @@ async fn deliver(
     let (access, headers) = (&admitted.access, &parts.headers);
     let header = headers::check_version(headers, access)?;
     let form = form(access.server().reply.mode, accepts, &messages);
+    let takes_retry = headers::takes_retry(headers);
     match messages {
         Messages::One(message)
             if message.method() == Method::Initialize && message.kind() == Kind::Request =>
@@ -132,7 +133,8 @@ async fn deliver(
             let pending = pending.map_err(|error| admitted.refusal(front, error))?;
             // While a request waits, the buffer that its head was read into is the connection's again.
             drop(parts);
-            respond(front, access, accepts, pending.answer().await)
+            let answer = pending.answer().await;
+            respond(front, access, (accepts, takes_retry), answer)
         }
     }
 }
@@ -215,7 +217,7 @@ async fn initialize(
 fn respond(
     front: &Front,
     access: &Access,
-    accepts: Accepts,
+    (accepts, takes_retry): (Accepts, bool),
     answer: Answer,
 ) -> Result<Response, McpRefusal> {
     match answer {
@@ -225,7 +227,7 @@ fn respond(
         }
         Answer::Stream(reading) => {
             let close_after = access.server().reply.close_after;
-            Ok(open(front, access, *reading, close_after))
+            Ok(open(front, access, *reading, (close_after, takes_retry)))
         }
         // The call was cancelled before anything was sent: the stream ends without a message.
         Answer::Silent if accepts.sse => Ok(event_stream::event_stream(Body::empty())),
@@ -273,7 +275,10 @@ async fn listen(
         .attach(access, Transport::Streamable, id, cursor)
         .await?
     {
-        Some(reading) => Ok(open(front, access, reading, Duration::ZERO)),
+        Some(reading) => {
+            let takes_retry = headers::takes_retry(headers);
+            Ok(open(front, access, reading, (Duration::ZERO, takes_retry)))
+        }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
 }
@@ -302,18 +307,26 @@ pub(crate) async fn delete(front: Arc<Front>, admitted: Admitted, request: Reque
     ended.await.into_response()
 }
 
-fn open(front: &Front, access: &Access, reading: Reader, close_after: Duration) -> Response {
+fn open(
+    front: &Front,
+    access: &Access,
+    reading: Reader,
+    (close_after, takes_retry): (Duration, bool),
+) -> Response {
     let stream = &front.config.stream;
     let has_priming = reading.revision().is_some_and(Revision::has_priming);
     let mut first = BytesMut::new();
     if has_priming {
         let id = reading.id();
-        push_priming(&mut first, &id, front.retry.at(&id));
+        let polled_after = access.server().reply.close_after;
+        let retry = front.retry.at_begin(polled_after, &id);
+        push_priming(&mut first, &id, retry);
     }
     let is_polled = has_priming && !close_after.is_zero();
     let options = StreamOptions {
         keep_alive: stream.keep_alive,
         retry: front.retry.clone(),
+        takes_retry,
         close_at: is_polled.then(|| Instant::now() + close_after),
         first,
         prefix: String::new(),

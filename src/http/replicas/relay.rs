@@ -140,7 +140,9 @@ pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefu
     let mut first = BytesMut::new();
     if log.revision().is_some_and(Revision::has_priming) {
         let id = log.id();
-        push_priming(&mut first, &id, front.retry.at(&id));
+        let close_after = access.server().reply.close_after;
+        let retry = front.retry.at_begin(close_after, &id);
+        push_priming(&mut first, &id, retry);
     }
     let now = Instant::now();
     let source = LogSource {
@@ -426,6 +428,7 @@ impl Forwarding {
         let options = StreamOptions {
             keep_alive: front.config.stream.keep_alive,
             retry: front.retry.clone(),
+            takes_retry: headers::takes_retry(&request.headers),
             close_at: None,
             first: BytesMut::new(),
             prefix,

@@ -233,6 +233,11 @@ impl ForwardedRequest {
             // A client's own means nothing.
             headers.remove(TENANT_HOST);
         }
+        if !headers::takes_retry(&parts.headers) {
+            // The owner, which makes the streams, has to know it as well.
+            let agent = HeaderValue::from_static(headers::JDK_CLIENT);
+            headers.insert(header::USER_AGENT, agent);
+        }
         let target = parts.uri.path_and_query();
         let client = parts.extensions.get::<ClientAddress>();
         Self {
@@ -374,12 +379,13 @@ const HOP_BY_HOP: [HeaderName; 13] = [
     header::UPGRADE,
 ];
 /// The header fields that a resume sends again, beside those that it makes itself.
-static RESUMED: [HeaderName; 5] = [
+static RESUMED: [HeaderName; 6] = [
     HeaderName::from_static(SESSION_ID),
     HeaderName::from_static(PROTOCOL_VERSION),
     HeaderName::from_static(LAST_EVENT_ID),
     TRACEPARENT,
     TENANT_HOST,
+    header::USER_AGENT,
 ];
 /// Longest value of one: an owner takes none that is longer, but for the context of a trace, which is none then.
 const RESUMED_MAX: usize = 512;
@@ -416,6 +422,22 @@ mod tests {
         assert_eq!(resume.headers.len(), expected.len());
         for (name, value) in expected {
             assert_eq!(resume.headers[name], value);
+        }
+    }
+
+    #[test]
+    fn only_the_agent_of_the_jdk_travels() {
+        for (agent, told) in [
+            ("Java-http-client/21.0.4", Some("Java-http-client")),
+            ("node", None),
+        ] {
+            let request = Request::get("/t/a/b/mcp").header(header::USER_AGENT, agent);
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            let mut request = ForwardedRequest::of(&parts, Bytes::new());
+            request.keep_for_resume();
+            let resume = request.resume(None);
+            let found = resume.headers.get(header::USER_AGENT);
+            assert_eq!(found.map(|found| found.to_str().unwrap()), told);
         }
     }
 

@@ -119,7 +119,7 @@ mod tests {
 
     fn stream() -> BytesMut {
         let mut out = BytesMut::new();
-        push_priming(&mut out, "p0", Duration::from_secs(1));
+        push_priming(&mut out, "p0", Some(Duration::from_secs(1)));
         push_message(&mut out, "m1", br#"{"a":"id: x"}"#);
         out.extend_from_slice(KEEP_ALIVE);
         push_message(&mut out, "m2", b"{}");

@@ -1,6 +1,7 @@
 //! Event streams as HTTP bodies, with keep-alive comments and `retry:` fields.
 //!
-//! A `retry:` precedes each end that the gateway itself decides.
+//! A `retry:` precedes each end that the gateway itself decides. Streams begin with one at servers alone that close them
+//! early.
 
 use std::{
     convert::Infallible,
@@ -48,6 +49,8 @@ pub(crate) struct StreamOptions {
     pub(crate) keep_alive: Duration,
     /// Delay before a client reconnects.
     pub(crate) retry: RetryDelay,
+    /// Whether the client takes a `retry:` on a stream that goes on.
+    pub(crate) takes_retry: bool,
     /// Time at which the connection is closed so that the client polls.
     pub(crate) close_at: Option<Instant>,
     /// First bytes: the priming event, or the `endpoint` event of HTTP+SSE.
@@ -80,9 +83,17 @@ impl RetryDelay {
         self.share(u16::from_le_bytes(bytes))
     }
 
+    /// Returns the delay with which a stream begins at a server that closes streams of calls after this time. At
+    /// others it is none: "If the server does close the connection [...] it SHOULD send an SSE event with a standard
+    /// retry field before closing the connection" (2025-11-25 transports, "Sending Messages to the Server" 6), and
+    /// there are clients that take a stream with such a line for broken.
+    pub(crate) fn at_begin(&self, close_after: Duration, id: &str) -> Option<Duration> {
+        (!close_after.is_zero()).then(|| self.at(id))
+    }
+
     /// Returns a delay in the same range that depends on the event id alone, so that a replay sends
     /// the same bytes.
-    pub(crate) fn at(&self, id: &str) -> Duration {
+    fn at(&self, id: &str) -> Duration {
         let sum = id.bytes().fold(0_u16, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(byte.into())
         });
@@ -154,6 +165,7 @@ struct SessionStream {
     long_retries: LongRetries,
     reading: Reader,
     retry: RetryDelay,
+    takes_retry: bool,
     close_at: Option<Instant>,
     prefix: String,
     /// Latest message of a stream that answers a request.
@@ -225,16 +237,21 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOp
     let StreamOptions {
         keep_alive,
         retry,
+        takes_retry,
         close_at,
         first,
         prefix,
         flow,
     } = options;
+    let long_retries = reading.long_retries();
+    // The client may still have one of before this stream.
+    let is_behind_one = takes_retry && reading.has_given_long_retry();
     let source = SessionStream {
-        long_retries: reading.long_retries(),
-        usual_again_at: None,
+        long_retries,
+        usual_again_at: is_behind_one.then(|| Instant::now() + USUAL_AGAIN),
         reading,
         retry,
+        takes_retry,
         close_at,
         prefix,
         last: Bytes::new(),
@@ -350,7 +367,7 @@ impl<S: Source> Connection<S> {
 
 impl Source for SessionStream {
     async fn next(&mut self) -> Part {
-        let is_told = self.begins_with_retry() && self.usual_again_at.is_none();
+        let is_told = self.has_retries() && self.usual_again_at.is_none();
         select! {
             biased;
             // One that comes while another waits is noticed after that.
@@ -424,9 +441,9 @@ impl SessionStream {
     /// cancellation they reconnect, though nothing follows, so this end sends a long `retry`. The
     /// TypeScript SDK holds one delay for all streams of a transport: the other connections of the
     /// session give the usual one again, so that a listener that breaks later is not away for long.
-    /// Streams that do not begin with the usual delay get none, because nothing would reset it.
+    /// Clients that are not given the usual one again get none.
     fn end(&self) -> Option<Bytes> {
-        let is_answer = self.begins_with_retry() && !self.reading.is_listener();
+        let is_answer = self.has_retries() && !self.reading.is_listener();
         if !is_answer || json::get(&self.last, "result").is_some() {
             return None;
         }
@@ -436,9 +453,10 @@ impl SessionStream {
         Some(chunk.freeze())
     }
 
-    /// Whether streams of the session begin with a `retry`, and may end with a long one.
-    fn begins_with_retry(&self) -> bool {
-        self.reading.revision().is_some_and(Revision::has_priming)
+    /// Whether streams of the session may end with a long `retry`, and give the usual one again behind it: those that
+    /// clients ask for again, by the id that they begin with.
+    fn has_retries(&self) -> bool {
+        self.takes_retry && self.reading.revision().is_some_and(Revision::has_priming)
     }
 
     /// Closes the connection of an unfinished stream, with the `retry` of 2025-11-25 transports,
@@ -459,8 +477,8 @@ impl SessionStream {
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// Bytes of events that are handed to hyper before the client takes them.
 const MAX_UNSENT: usize = 16 << 10;
-/// Shortest delay before clients ask again for a stream that ended without a result. The next stream
-/// that begins resets it to the usual delay, and so do those that are open.
+/// Shortest delay before clients ask again for a stream that ended without a result. The other streams of the session
+/// reset it to the usual delay, those that are open and those that begin later.
 const RETRY_AFTER_END: Duration = Duration::from_secs(15);
 /// Delay before open streams give the usual delay again: the client has to see the end of the other
 /// stream, on another connection, before.

@@ -136,7 +136,7 @@ fn target_and_host_must_agree() {
 
 #[test]
 fn origins() {
-    use OriginCheck::{Absent, Foreign, Ours};
+    use OriginCheck::{Absent, Foreign, Ours, OwnUrl};
     let local = allowed("http://127.0.0.1:8080", "127.0.0.1:8080");
     for (values, expected) in [
         (&[][..], Absent),
@@ -153,7 +153,22 @@ fn origins() {
         (&["http://localhost"], Foreign),
         (&["http://localhost:8081"], Foreign),
         (&["http://localhost:8080.evil.test"], Foreign),
-        (&["http://localhost:8080/"], Foreign),
+        (&["http://localhost:8080/"], OwnUrl),
+        (&["http://localhost:8080/t/a/x/mcp?y=//z"], OwnUrl),
+        (&["HTTPS://APP.test:443/x"], OwnUrl),
+        (&["http://localhost:8081/x"], Foreign),
+        (&["https://localhost:8080/x"], Foreign),
+        (&["http://localhost:8080?/x"], Foreign),
+        (&["http://localhost:8080\\/x"], Foreign),
+        (&["http://localhost:8080@evil.test/x"], Foreign),
+        (&["http://evil.test/http://localhost:8080/x"], Foreign),
+        (&["http://localhost:8080/ http://evil.test"], Foreign),
+        (&["http://localhost:8080/,http://evil.test"], Foreign),
+        (
+            &["http://localhost:8080/", "http://localhost:8080/"],
+            Foreign,
+        ),
+        (&["/http://localhost:8080/x"], Foreign),
         (&["http://evil.test"], Foreign),
         (&["http://localhost:8080", "http://localhost:8080"], Foreign),
         (&["http://localhost:8080 http://evil.test"], Foreign),

@@ -292,6 +292,12 @@ impl Reader {
         pulse.long_retry.notify_waiters();
     }
 
+    /// Whether a connection of the session has given its client a long delay.
+    pub(crate) fn has_given_long_retry(&self) -> bool {
+        let pulse = &self.attachment.pulse;
+        pulse.long_retries.load(Ordering::Acquire) > 0
+    }
+
     fn has_given_nothing(&self) -> bool {
         let given = self.attachment.bytes.load(Ordering::Relaxed);
         !self.attachment.is_named && given == 0

@@ -1,5 +1,5 @@
 //! MCP server for which a token is requested (RFC 8707), identified by its URL: byte for byte, but for the
-//! case of scheme and host, and the names of this machine.
+//! case of scheme and host, the names of this machine, and a query.
 //!
 //! Without I/O. Not here: the check that the server exists and that the person may use it.
 
@@ -23,7 +23,7 @@ impl Resource {
     /// Returns the resource of `tenant` at the URL `text`; only URLs of a server match. The audience of
     /// tokens is the URL as the gateway writes it, with the name of this machine that the client uses.
     pub(crate) fn named(place: Site<'_>, tenant: &str, text: &str) -> Option<Self> {
-        let (public_url, path) = endpoint::split_url(place.url, text)?;
+        let (public_url, path) = endpoint::split_url(place.url, without_query(text))?;
         let endpoint = place.endpoint(path)?;
         if !endpoint.is_resource() || endpoint.tenant != tenant {
             return None;
@@ -74,6 +74,16 @@ impl Resource {
     }
 }
 
+/// A URL that names a resource, without its query. It "SHOULD NOT include a query component" (RFC 8707, section 2), but
+/// there are clients (Claude Code) that name the URL which a person has typed, and no query here is another resource.
+pub(crate) fn without_query(url: &str) -> &str {
+    match url.split_once('?') {
+        // "The URI MUST NOT include a fragment component."
+        Some((bare, query)) if !query.contains('#') => bare,
+        _ => url,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,14 +93,21 @@ mod tests {
         let default = ("a".to_owned(), "x".to_owned());
         let place = Site::of("https://gw.test/base", Some(&default), None);
         let of = |tenant, text| Resource::named(place, tenant, text).map(|found| found.server);
-        let upper = Resource::named(place, "a", "HTTPS://GW.test/base/t/a/y/mcp").unwrap();
-        assert_eq!(upper.url, "https://gw.test/base/t/a/y/mcp");
+        for text in [
+            "HTTPS://GW.test/base/t/a/y/mcp",
+            "https://gw.test/base/t/a/y/mcp?x",
+        ] {
+            let found = Resource::named(place, "a", text).unwrap();
+            assert_eq!(found.url, "https://gw.test/base/t/a/y/mcp", "{text}");
+        }
         let root = Site::of("https://gw.test:8443", None, None);
         let upper = Resource::named(root, "a", "https://GW.TEST:8443/t/a/y/sse").unwrap();
         assert_eq!(upper.url, "https://gw.test:8443/t/a/y/sse");
         for (text, server) in [
             ("https://gw.test/base/t/a/y/mcp", "y"),
             ("https://gw.test/base/t/a/y/sse", "y"),
+            ("https://gw.test/base/t/a/y/mcp?utm_source=x&y=/z?", "y"),
+            ("https://gw.test/base/t/a/y/mcp?", "y"),
             ("https://gw.test/base/mcp", "x"),
             ("https://gw.test/base/sse", "x"),
         ] {
@@ -113,7 +130,10 @@ mod tests {
             "https://gw.test/base/t/a/Y/mcp",
             "https://gw.test/base/t/a/y%2f/mcp",
             "https://gw.test/base/t/a/../mcp",
-            "https://gw.test/base/t/a/y/mcp?x",
+            "https://gw.test/base/t/a/y?x/mcp",
+            "https://gw.test/base/t/a/y/mcp?x#y",
+            "https://gw.test/base/t/a/y/mcp/?x",
+            "https://gw.test?/base/t/a/y/mcp",
             "https://gw.test/base/t/a/y/mcp#x",
             "https://gw.test/BASE/t/a/y/mcp",
             "https://gw.test/base/T/a/y/mcp",

@@ -36,6 +36,7 @@ use crate::{
             Form, OauthRefusal, RefusalCode, SecretKind,
             posted::posted,
             refusal::{NO_RANDOM, answer},
+            resource::without_query,
             secret, throttle,
         },
         clients::{CLIENT_CREDENTIALS, Client, JWT_BEARER},
@@ -399,7 +400,7 @@ impl Exchange<'_> {
         }
         let own = |resource: &str| {
             let stream = stream_of_messages(site, resource);
-            let named = stream.as_deref().unwrap_or(resource);
+            let named = stream.as_deref().unwrap_or(without_query(resource));
             is_same_resource(site.url, &grant.resource, named)
         };
         if self

@@ -94,6 +94,10 @@ async fn origins() {
         "http://app.test".to_owned(),
         "https://app.test:8443".to_owned(),
         "https://app.test.evil.test".to_owned(),
+        "https://evil.test/mcp".to_owned(),
+        format!("http://evil.test/http://{own}/mcp"),
+        format!("https://{own}/mcp"),
+        format!("http://{own}/mcp http://evil.test"),
     ];
     for route in ROUTES {
         for origin in &foreign {
@@ -115,6 +119,13 @@ async fn origins() {
             answer.contains(&format!("access-control-allow-origin: {origin}\r\n")),
             "{answer}"
         );
+    }
+    // What a browser never sends is no page, and gets nothing that one could read.
+    for url in ["https://app.test/".to_owned(), format!("http://{own}/mcp")] {
+        let answer = ask(&gateway, "GET /livez", &format!("Origin: {url}\r\n")).await;
+        assert_eq!(status(&answer), 200, "{url}");
+        let lower = answer.to_lowercase();
+        assert!(!lower.contains("access-control-allow-origin"), "{answer}");
     }
 }
 

@@ -96,6 +96,7 @@ async fn headers_and_body_have_to_agree() {
         "",
         " tools/call counter",
         "2025-11-25 tools/call counter",
+        "2026-07-28,2026-07-28 tools/call counter",
         "2026-07-28  counter",
         "2026-07-28 tools/list counter",
         "2026-07-28 TOOLS/CALL counter",

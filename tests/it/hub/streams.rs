@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use reqwest::{Method, StatusCode};
+use reqwest::{
+    Method, StatusCode,
+    header::{HeaderMap, HeaderValue, USER_AGENT},
+};
 use serde_json::{Value, json};
 
 use crate::support::harness::{
-    Event, Events, Gateway, Legacy, NEWEST, body, child, json_of, last, opening, text_of,
-    tool_call, until, within,
+    Event, Events, Gateway, Legacy, NEWEST, body, child, client_with, json_of, last, opening,
+    text_of, tool_call, until, within,
 };
 
 /// The numbers of all progress among `messages`.
@@ -55,6 +58,7 @@ async fn a_stream_begins_with_an_empty_event_and_an_id() {
     for first in [call.unwrap(), listener.unwrap()] {
         assert_eq!(first.data.as_deref(), Some(""));
         assert!(first.id.is_some_and(|id| !id.is_empty()));
+        assert_eq!(first.retry, None, "nothing closes it early");
     }
     let older = gateway.initialize("2025-06-18").await;
     let mut stream = Events::of(older.begin("echo", json!({"text": "x"})).await);
@@ -74,8 +78,10 @@ async fn a_polled_stream_closes_with_retry_and_goes_on() {
     let blocks = stream.rest().await;
     assert_eq!(blocks.len(), 2, "{blocks:?}");
     // 50 % to 150 % of `stream.retry`: clients that are disconnected together return apart.
-    let retry: u64 = blocks[1].retry.as_deref().unwrap().parse().unwrap();
-    assert!((61..=185).contains(&retry), "{retry}");
+    for block in &blocks {
+        let retry: u64 = block.retry.as_deref().unwrap().parse().unwrap();
+        assert!((61..=185).contains(&retry), "{retry}");
+    }
     let mut rest = session.resume(blocks[0].id.as_ref().unwrap()).await;
     let messages = rest.messages().await;
     assert_eq!(messages.len(), 1);
@@ -96,23 +102,19 @@ async fn a_stream_that_ends_without_a_result_is_not_asked_for_soon() {
     session.notify("notifications/cancelled", cancel).await;
     for stream in [&mut failed, &mut cancelled] {
         let events = stream.rest().await;
-        // 50 % to 150 % of `stream.retry` at first, and longer than clients wait at the end.
-        assert!(
-            (50..=150).contains(&retry(&events[0]).unwrap()),
-            "{events:?}"
-        );
+        // Longer than clients wait, at the end alone.
+        assert_eq!(retry(&events[0]), None, "{events:?}");
         let end = retry(events.last().unwrap());
         assert!(end.is_some_and(|end| end >= 15_000), "{events:?}");
     }
-    // Streams of older revisions begin without a `retry`, which would never reset a long one.
+    // Clients of older revisions do not ask again.
     let older = gateway.initialize("2025-06-18").await;
     let mut failed = Events::of(older.begin("error", json!({})).await);
     let events = failed.rest().await;
     assert!(events[0].is_message() && events.len() == 1, "{events:?}");
     let events = done.rest().await;
-    assert!(retry(&events[0]).is_some());
     assert!(
-        events[1..].iter().all(|event| event.retry.is_none()),
+        events.iter().all(|event| event.retry.is_none()),
         "{events:?}"
     );
 }
@@ -126,18 +128,54 @@ async fn a_long_retry_holds_for_no_other_stream() {
     let mut listener = session.listen().await;
     let mut hanging = Events::of(session.begin("hang", json!({})).await);
     let (primed, _) = (listener.next().await.unwrap(), hanging.next().await);
-    assert!(primed.retry.is_some());
+    assert!(primed.retry.is_none());
+    let is_usual = |event: Option<Event>| {
+        let event = event.unwrap();
+        assert!(!event.is_message(), "{event:?}");
+        let retry: u64 = event.retry.unwrap().parse().unwrap();
+        assert!((50..=150).contains(&retry), "{retry}");
+    };
     for _ in 0..2 {
         let mut failed = Events::of(session.begin("error", json!({})).await);
         let end = failed.rest().await.pop().unwrap();
         assert!(end.retry.unwrap().parse::<u64>().unwrap() >= 15_000);
-        for stream in [&mut listener, &mut hanging] {
-            let event = stream.next().await.unwrap();
-            assert!(!event.is_message(), "{event:?}");
-            let retry: u64 = event.retry.unwrap().parse().unwrap();
-            assert!((50..=150).contains(&retry), "{retry}");
-        }
+        is_usual(listener.next().await);
+        is_usual(hanging.next().await);
     }
+    // A stream that begins later gives it as well: there may have been none before it.
+    let mut later = Events::of(session.begin("hang", json!({})).await);
+    assert!(later.next().await.unwrap().id.is_some());
+    is_usual(later.next().await);
+}
+
+/// The Java SDK ends a stream with an error at a `retry:`, though more follows.
+#[tokio::test]
+async fn the_java_sdk_gets_no_retry_on_a_stream_that_goes_on() {
+    let gateway = Gateway::start(&["server.reply.mode=sse", "stream.retry=100ms"]).await;
+    let mut session = gateway.session().await;
+    let other = session.again();
+    let agent = HeaderValue::from_static("Java-http-client/21.0.4");
+    session.http = client_with(HeaderMap::from_iter([(USER_AGENT, agent)]));
+    let mut listener = session.listen().await;
+    assert!(listener.next().await.unwrap().id.is_some());
+    let mut hanging = Events::of(other.begin("hang", json!({})).await);
+    hanging.next().await.unwrap();
+    for _ in 0..2 {
+        let mut failed = Events::of(session.begin("error", json!({})).await);
+        let events = failed.rest().await;
+        assert!(
+            events.iter().all(|event| event.retry.is_none()),
+            "{events:?}"
+        );
+        Events::of(other.begin("error", json!({})).await)
+            .rest()
+            .await;
+        // Other clients are given the usual delay again.
+        assert!(hanging.next().await.unwrap().retry.is_some());
+    }
+    announce(&session, "end").await;
+    let event = listener.next().await.unwrap();
+    assert!(event.is_message() && event.retry.is_none(), "{event:?}");
 }
 
 #[tokio::test]

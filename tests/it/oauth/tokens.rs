@@ -409,6 +409,28 @@ async fn a_refresh_may_name_the_url_of_the_messages() {
     }
 }
 
+/// Claude Code names the URL that a person has typed, with its query.
+#[tokio::test]
+async fn a_query_of_the_resource_is_ignored() {
+    let gateway = gateway(json!({})).await;
+    let app = App::public(&gateway, "a").await;
+    let bare = format!("{}/t/a/x/mcp", gateway.origin());
+    let typed = format!("{bare}?utm_source=plugin");
+    let typed = ("resource", typed.as_str());
+    let code = app.code(&[typed, ("scope", "files:read")]).await;
+    let tokens = app.redeem(&code, &[typed]).await;
+    assert_eq!(tokens.status, StatusCode::OK, "{}", tokens.body);
+    assert_eq!(said(&tokens.text("access_token")).1["aud"], bare.as_str());
+    let refresh = tokens.text("refresh_token");
+    for other in [format!("{}#x", typed.1), typed.1.replace("/x/", "/y/")] {
+        let refused = app.refresh(&refresh, &[("resource", &other)]).await;
+        refused.assert_refused(400, "invalid_target");
+    }
+    let next = app.refresh(&refresh, &[typed]).await;
+    assert_eq!(next.status, StatusCode::OK, "{}", next.body);
+    assert_eq!(said(&next.text("access_token")).1["aud"], bare.as_str());
+}
+
 /// A client is told that it got something else, also where nothing that it asked for exists.
 #[tokio::test]
 async fn scopes_that_do_not_exist_are_not_granted() {

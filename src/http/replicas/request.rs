@@ -12,7 +12,7 @@ use http::{
 use tokio::time::Instant;
 
 use crate::http::{
-    admission::{Admitted, Front, body},
+    admission::{Admitted, Front, body, headers},
     peers::{
         Cluster, Hop, ResponseBody, STREAM_WINDOW, SendError, SignedRequest, carried, mark_refused,
         replaced_for,

@@ -604,6 +604,10 @@ async fn streams_of_another_replica_take_the_share_of_their_caller() {
     assert_eq!(refused["id"], streams.len());
     // It was refused before its call was made.
     assert_eq!(one.hanging(&session).await, streams.len());
+    // An answer as JSON may wait for its client, too.
+    let call = two.call(&session, 50, "echo", &json!({"text": "hi"}));
+    let call = call.headers(json_alone()).send().await.unwrap();
+    assert_eq!(call.status(), StatusCode::SERVICE_UNAVAILABLE);
     // What its streams may wait for passes: a response, and the end of a call.
     let response = json!({"jsonrpc": "2.0", "id": 7, "result": {}});
     let params = json!({"requestId": 0});
@@ -613,10 +617,6 @@ async fn streams_of_another_replica_take_the_share_of_their_caller() {
         let answer = two.of(Method::POST, &session).json(&message).send().await;
         assert_eq!(answer.unwrap().status(), StatusCode::ACCEPTED, "{message}");
     }
-    // An answer as JSON may wait for its client, too.
-    let call = two.call(&session, 50, "echo", &json!({"text": "hi"}));
-    let call = call.headers(json_alone()).send().await.unwrap();
-    assert_eq!(call.status(), StatusCode::SERVICE_UNAVAILABLE);
     drop(streams);
     until(|| two.used() < u64::from(STREAM_WINDOW)).await;
 }

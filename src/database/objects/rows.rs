@@ -480,7 +480,7 @@ const ONE: &str = "
 
 /// In the order of bytes, as its end is: the column of upstreams has the order of the locale in PostgreSQL, in which an
 /// object would be in two pages or in none.
-pub(in crate::database) const PAGE: &str = "
+pub(crate) const PAGE: &str = "
     SELECT id, {owner} AS tenant, name, version, spec, secret, created_ms, updated_ms
       FROM {table}
      WHERE {owner} = $1

@@ -140,6 +140,8 @@ impl Streams {
     ) -> Vec<(StreamId, Vec<Box<[u8]>>)> {
         self.last = left.highest;
         self.writes.adopt(fence);
+        // The client may hold a long delay, whose owner was gone before it gave the usual one again.
+        self.pulse.assume_long_retry();
         let mut calls = Vec::new();
         for contract::OpenStream {
             stream,

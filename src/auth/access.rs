@@ -45,10 +45,9 @@ pub(crate) struct Access {
     is_bound: bool,
     from: Option<IpAddr>,
     host: Option<Arc<TenantHost>>,
-    /// The keys and revocations by which it was judged. Their address is no other's as long as there is this reference.
-    issued: Weak<Issued>,
-    /// Whether it may end without a change of the catalogue: an API key may have an end.
-    may_expire: bool,
+    /// The keys and revocations by which it was judged, whose address is no other's as long as there is this reference. None
+    /// if it may end without a change of them: an API key may have an end.
+    issued: Option<Weak<Issued>>,
 }
 
 /// The credential that an access rests on.
@@ -117,7 +116,7 @@ impl Access {
         host: Option<Arc<TenantHost>>,
     ) -> Self {
         Self {
-            issued: Arc::downgrade(issued),
+            issued: self.issued.map(|_| Arc::downgrade(issued)),
             from,
             host,
             ..self
@@ -128,8 +127,8 @@ impl Access {
     /// pointers are compared.
     pub(crate) fn is_of(&self, catalog: &Catalog) -> bool {
         let tenant = catalog.tenants.get(&self.tenant.name);
-        !self.may_expire
-            && std::ptr::eq(self.issued.as_ptr(), Arc::as_ptr(&catalog.issued))
+        let judged = self.issued.as_ref();
+        judged.is_some_and(|issued| std::ptr::eq(issued.as_ptr(), Arc::as_ptr(&catalog.issued)))
             && tenant.is_some_and(|tenant| Arc::ptr_eq(tenant, &self.tenant))
     }
 
@@ -420,8 +419,7 @@ impl Authenticated {
             is_bound: self.is_bound,
             from: None,
             host: None,
-            issued: Weak::new(),
-            may_expire: self.key.as_ref().is_some_and(PresentedKey::has_end),
+            issued: (!self.key.as_ref().is_some_and(PresentedKey::has_end)).then(Weak::new),
         })
     }
 }
@@ -523,8 +521,7 @@ impl Access {
             is_bound: false,
             from: None,
             host: None,
-            issued: Weak::new(),
-            may_expire: false,
+            issued: Some(Weak::new()),
         }
     }
 

@@ -30,7 +30,7 @@ use super::{
     reader::{Wrong, choice, name},
     separation::{Children, Separation, Uids},
     sources::{Layers, SettingFile},
-    volume::own_directory,
+    volume::{own_directory, own_work_directory},
 };
 
 /// The checked settings of one gateway.
@@ -559,7 +559,9 @@ impl Layers {
         match expand(&text, env) {
             Ok(path) if path.as_os_str().is_empty() => None,
             // Children have other working directories, and other roots.
-            Ok(path) => Some(own_directory(std::path::absolute(&path).unwrap_or(path))),
+            Ok(path) => Some(own_work_directory(
+                std::path::absolute(&path).unwrap_or(path),
+            )),
             Err(wrong) => {
                 self.mistake("work_dir", &wrong.what, &wrong.remedy);
                 None

@@ -46,3 +46,4 @@ pub(crate) use self::reader::{Mistake, Wrong};
 pub(crate) use self::rotation::{Rotated, RotatingSettings};
 pub(crate) use self::separation::{CA_VARIABLES, Separation, Uids, most_children};
 pub(crate) use self::sources::Override;
+pub(crate) use self::volume::{OWN_DIRECTORY, WORK_LETTERS, WORK_PREFIX, is_work_name};

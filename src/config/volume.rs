@@ -1,8 +1,8 @@
 //! The data or work directory on a mounted volume that belongs to root.
 //!
 //! Kubernetes mounts volumes so that a group (`fsGroup`) or everybody may write, and a gateway that is
-//! not root can change neither owner nor mode. Its files go into a directory of its own below the mount, and stay
-//! there when it becomes root. Not here: the check of that directory (`cli/serve/private_dir`).
+//! not root can change neither owner nor mode. Its files go into a directory of its own below the mount, and a store
+//! stays there when it becomes root. Not here: the check of that directory (`cli/serve/private_dir`, `cli/serve/work`).
 
 use std::{
     fs::{self, Metadata},
@@ -13,40 +13,59 @@ use std::{
 
 use rustix::process::Uid;
 
-/// The directory to use for the data or work directory `path`: one below it, if it is such a volume.
+/// The directory to use for the data directory `path`: one below it, if it is such a volume.
 pub(super) fn own_directory(path: PathBuf) -> PathBuf {
+    below_mount(path, |_| false)
+}
+
+/// The directory to use for the work directory `path`, in the same way. A killed gateway that was root may have left
+/// its own right below the mount.
+pub(super) fn own_work_directory(path: PathBuf) -> PathBuf {
+    below_mount(path, is_work_name)
+}
+
+/// Whether a file name may be that of a gateway's directory in the one of `work_dir`.
+pub(crate) fn is_work_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let letters = name.strip_prefix(WORK_PREFIX);
+    letters.is_some_and(|rest| rest.len() == WORK_LETTERS && rest.bytes().all(is_letter))
+}
+
+fn below_mount(path: PathBuf, is_left: fn(&str) -> bool) -> PathBuf {
     let user = rustix::process::geteuid();
     let table = || fs::read("/proc/self/mountinfo");
-    if is_roots_volume(&path, user, table).unwrap_or(false) {
-        path.join(OWN)
+    if is_roots_volume(&path, user, is_left, table).unwrap_or(false) {
+        path.join(OWN_DIRECTORY)
     } else {
         path
     }
 }
 
 /// Reports whether a path is a mounted volume of root's with nothing of others in it, or with a store of an earlier
-/// start, which no file that came later may hide.
+/// start, which no file that came later may hide. Names that `is_left` knows are the gateway's.
 ///
 /// A directory that others share, such as /srv or /tmp, is none, so that it is still refused.
 fn is_roots_volume(
     path: &Path,
     user: Uid,
+    is_left: fn(&str) -> bool,
     table: impl FnOnce() -> io::Result<Vec<u8>>,
 ) -> io::Result<bool> {
     let found = fs::metadata(path)?;
-    if !is_roots(&found, user, || has_store(&path.join(OWN))) {
+    if !is_roots(&found, user, || has_store(&path.join(OWN_DIRECTORY))) {
         return Ok(false);
     }
     if !is_mount_point(&table()?, &path.canonicalize()?) {
         return Ok(false);
     }
     // Where everybody makes files, as in /tmp, it may be a stranger's.
-    if found.mode() & STICKY == 0 && has_store(&path.join(OWN)) {
+    if found.mode() & STICKY == 0 && has_store(&path.join(OWN_DIRECTORY)) {
         return Ok(true);
     }
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
-        if name != OWN && name != "lost+found" {
+        let is_own = name == OWN_DIRECTORY || name.to_str().is_some_and(is_left);
+        if !is_own && name != "lost+found" {
             return Ok(false);
         }
     }
@@ -89,7 +108,11 @@ fn unescaped(point: &[u8]) -> Vec<u8> {
 }
 
 /// The directory below the mount.
-const OWN: &str = "lockgate";
+pub(crate) const OWN_DIRECTORY: &str = "lockgate";
+/// The begin of the name of a gateway's directory in the one of `work_dir`.
+pub(crate) const WORK_PREFIX: &str = "lg.";
+/// The random letters behind that: nobody else makes files there, so it need not be unguessable.
+pub(crate) const WORK_LETTERS: usize = 5;
 
 /// Files of a store: the database, or the key of one elsewhere.
 const STORE: [&str; 2] = ["lockgate.db", "master.key"];
@@ -133,7 +156,7 @@ mod tests {
         let root = fs::metadata("/").unwrap();
         assert!(is_roots(&root, Uid::ROOT, || true));
         // In a directory that is no mount anybody may have put one.
-        let own = dir.path().join(OWN);
+        let own = dir.path().join(OWN_DIRECTORY);
         fs::create_dir(&own).unwrap();
         fs::write(own.join(STORE[0]), "").unwrap();
         assert_eq!(own_directory(dir.path().to_owned()), dir.path());
@@ -149,8 +172,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().canonicalize().unwrap();
         let table = format!("41 36 0:45 / {} rw - ext4 /dev/sdb rw\n", place.display());
-        let is_volume = |user| is_roots_volume(&place, user, || Ok(table.clone().into_bytes()));
-        let (gateway, own) = (Uid::from_raw(10_001), place.join(OWN));
+        let is_volume =
+            |user| is_roots_volume(&place, user, |_| false, || Ok(table.clone().into_bytes()));
+        let (gateway, own) = (Uid::from_raw(10_001), place.join(OWN_DIRECTORY));
         fs::create_dir(&own).unwrap();
         assert!(is_volume(gateway).unwrap(), "it is empty");
         fs::write(place.join("copy.db"), "").unwrap();
@@ -161,6 +185,27 @@ mod tests {
         }
         fs::set_permissions(&place, fs::Permissions::from_mode(0o1777)).unwrap();
         assert!(!is_volume(Uid::ROOT).unwrap(), "anybody may have made it");
+    }
+
+    /// A gateway of another user, after one that was root and was killed, did not start.
+    #[test]
+    fn what_root_left_in_a_work_dir_is_nothing_of_others() {
+        if !rustix::process::geteuid().is_root() {
+            // The volume has to be root's.
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().canonicalize().unwrap();
+        let table = format!("41 36 0:45 / {} rw - ext4 /dev/sdb rw\n", place.display());
+        let is_volume = |user, is_left: fn(&str) -> bool| {
+            is_roots_volume(&place, user, is_left, || Ok(table.clone().into_bytes())).unwrap()
+        };
+        let gateway = Uid::from_raw(10_001);
+        fs::create_dir(place.join("lg.a-_0Z")).unwrap();
+        assert!(is_volume(gateway, is_work_name));
+        assert!(!is_volume(gateway, |_| false), "no data directory has one");
+        fs::create_dir(place.join("lg.monitor")).unwrap();
+        assert!(!is_volume(gateway, is_work_name), "it is shared");
     }
 
     #[test]

@@ -276,6 +276,10 @@ class Installed(unittest.TestCase):
         self.assertNotEqual(node["uid"], python["uid"])
         self.assertEqual(self.machine.run("stat", "--format=%a %U", "/var/cache/lockgate-work").stdout, "711 lockgate\n")
         self.assertRegex(node["private"], r"^/var/cache/lockgate-work/lg\.[-\w]{5}/")
+        # `check` knows the directory too, and warns of no other, which this server could write.
+        self.machine.write("/tmp/open.yaml", MANIFEST.replace("limits: {pids: 64}", "sandbox: {profile: open}"))
+        said = self.machine.run("lockgate", "check", "--config", "/etc/lockgate/lockgate.toml", "--apply", "/tmp/open.yaml")
+        self.assertNotIn("work_dir", said.stdout + said.stderr)
         self.assertEqual(int(node["caps"], 16), 0)
         self.assertEqual(node["reads"], ["/etc/passwd"])
         self.assertRegex(node["cgroup"], r"0::/system.slice/lockgate.service/.+/.+")
@@ -377,10 +381,13 @@ class Installed(unittest.TestCase):
         self.assertEqual(self.show("ActiveState", "NRestarts")["ActiveState"], "failed")
         self.machine.run("dpkg", "--remove", "lockgate")
         self.machine.run("test", "-e", "/etc/lockgate/lockgate.toml")
+        # As docs/install.md advises: the file system is emptied, and keeps no purge from its end.
+        self.machine.run("mount", "--types=tmpfs", "tmpfs", "/var/cache/lockgate-work")
+        self.machine.run("mkdir", "/var/cache/lockgate-work/lg.abcde")
         self.machine.run("dpkg", "--purge", "lockgate")
         left = self.machine.run("find", "/etc/lockgate", "/var/lib/lockgate", "/var/cache/lockgate-work",
                                 "/etc/default/lockgate", "/usr/bin/lockgate", "/etc/systemd/system/multi-user.target.wants/lockgate.service", check=False)
-        self.assertEqual(left.stdout, "/etc/lockgate\n/etc/lockgate/token\n")
+        self.assertEqual(left.stdout, "/etc/lockgate\n/etc/lockgate/token\n/var/cache/lockgate-work\n")
 
 
 if __name__ == "__main__":

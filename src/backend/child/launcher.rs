@@ -85,10 +85,14 @@ impl Launcher {
         }
     }
 
-    /// Removes private directories that a killed guard left behind, and returns their number. Other
-    /// files in the directory are not touched.
+    /// Removes private directories that a killed guard left behind, and returns their number.
     pub(crate) fn tidy(&self) -> usize {
-        let entries = fs::read_dir(&self.work).into_iter().flatten().flatten();
+        Self::tidy_dir(&self.work)
+    }
+
+    /// Removes those in this directory. Other files in it are not touched.
+    pub(crate) fn tidy_dir(work: &Path) -> usize {
+        let entries = fs::read_dir(work).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
             let name = entry.file_name();
             let is_private = name.to_str().is_some_and(is_random_name);

@@ -23,7 +23,8 @@ use super::{
     signals::{self, HangUp},
     sockets,
     stores::{self, StoreAddresses},
-    work, workers,
+    work::{self, Work},
+    workers,
 };
 use crate::base::budget::Descriptors;
 use crate::{
@@ -128,8 +129,7 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
     }
     let _lock = (!is_run).then(|| database::lock(&config)).transpose()?;
     let _held = work.make(&offer)?;
-    let looking = work.clone();
-    tokio::task::spawn_blocking(move || looking.remove_leftovers());
+    tidy(&work, (!is_run).then_some(&*config.data_dir));
     let work = work.path().to_owned();
     let (unreachable, stores) = unreachable(&config, &listeners, &offer).await?;
     // `run` stores nothing to hide. Hiding lists all files next to the hidden ones: it slows down
@@ -171,6 +171,17 @@ async fn gateway(plan: Plan, logs: Logs) -> anyhow::Result<ExitCode> {
         never = informing => match never {},
         never = refusing => match never {},
     }
+}
+
+/// Removes what killed gateways left, in the background.
+fn tidy(work: &Work, data_dir: Option<&Path>) {
+    let (work, data_dir) = (work.clone(), data_dir.map(Path::to_owned));
+    tokio::task::spawn_blocking(move || {
+        work.remove_leftovers();
+        if let Some(dir) = data_dir {
+            work.remove_kept(&dir);
+        }
+    });
 }
 
 /// Makes the directories that are this gateway's alone; `run` has no data directory.

@@ -19,9 +19,11 @@ use rustix::{
 
 use super::private_dir;
 use crate::{
-    backend::linux::removal,
+    backend::{child::Launcher, linux::removal},
     base::{RANDOM_NAME, is_random_name, random_name},
-    config::{Config, Mistake, Separation, Wrong},
+    config::{
+        Config, Mistake, OWN_DIRECTORY, Separation, WORK_LETTERS, WORK_PREFIX, Wrong, is_work_name,
+    },
     declare::{Catalog, Offer, Profile},
 };
 
@@ -51,7 +53,7 @@ impl Work {
             return Self::below(dir)
                 .map_err(|wrong| wrong.at(config.place("work_dir"), "work_dir"));
         }
-        let kept = config.data_dir.join("work");
+        let kept = config.data_dir.join(KEPT);
         let is_closed = config.is_run || offer.separation == Separation::Uid;
         Ok(if is_closed || kept.as_os_str().len() > LONGEST_WORK {
             Self::Temporary(std::env::temp_dir().join(format!("{PREFIX}{}", random_name())))
@@ -72,8 +74,8 @@ impl Work {
             return Err(Wrong::new(what, remedy));
         }
         let mut name = random_name();
-        name.truncate(SHORT_LETTERS);
-        Ok(Self::Named(dir.join(format!("{SHORT}{name}"))))
+        name.truncate(WORK_LETTERS);
+        Ok(Self::Named(dir.join(format!("{WORK_PREFIX}{name}"))))
     }
 
     /// Its path.
@@ -106,21 +108,31 @@ impl Work {
 
     /// Removes the directories of killed gateways beside this one, if it is removed with its gateway.
     pub(super) fn remove_leftovers(&self) {
-        let is_left: fn(&str) -> bool = match self {
-            Self::Kept(_) => return,
-            Self::Temporary(_) => is_temporary_name,
-            Self::Named(_) => is_short_name,
-        };
-        let (own, own_uid) = (self.path(), rustix::process::geteuid().as_raw());
-        let entries = own.parent().map(fs::read_dir);
-        for entry in entries.into_iter().flatten().flatten().flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
-            if path != own && name.to_str().is_some_and(is_left) {
-                let removed = remove_leftover(&path, own_uid);
-                if let Err(error) = removed {
-                    tracing::warn!(dir = %path.display(), %error, "cannot remove what a gateway left");
+        let (own, user) = (self.path(), rustix::process::geteuid());
+        let Some(dir) = own.parent() else { return };
+        match self {
+            Self::Kept(_) => {}
+            Self::Temporary(_) => remove_beside(own, dir, is_temporary_name, Some(user.as_raw())),
+            Self::Named(_) => {
+                // The directory is the gateway's alone, which may have been another user before it was root.
+                let owner = (!user.is_root()).then_some(user.as_raw());
+                remove_beside(own, dir, is_work_name, owner);
+                if user.is_root() {
+                    remove_former(own, &dir.join(OWN_DIRECTORY));
                 }
             }
+        }
+    }
+
+    /// Removes what children of a killed gateway left in the data directory, if their files are elsewhere by now. The
+    /// launcher looks after the present directory alone.
+    pub(super) fn remove_kept(&self, data_dir: &Path) {
+        if matches!(self, Self::Kept(_)) {
+            return;
+        }
+        let removed = Launcher::tidy_dir(&data_dir.join(KEPT));
+        if removed > 0 {
+            tracing::info!(removed, "removed private directories of an earlier start");
         }
     }
 
@@ -170,12 +182,7 @@ pub(super) fn claim(config: &Config, offer: &Offer) -> anyhow::Result<Result<(),
 /// Makes or closes a directory; children with uids of their own may pass through it.
 fn claimed(dir: &Path, has_uids: bool) -> anyhow::Result<Result<(), Wrong>> {
     let cannot = || format!("cannot use the directory {}", dir.display());
-    let mut maker = fs::DirBuilder::new();
-    maker
-        .recursive(true)
-        .mode(0o711)
-        .create(dir)
-        .with_context(cannot)?;
+    make(dir).with_context(cannot)?;
     let found = fs::metadata(dir).with_context(cannot)?;
     let own = rustix::process::geteuid();
     let foreign = foreign_reason(dir, &found, own);
@@ -204,6 +211,22 @@ fn claimed(dir: &Path, has_uids: bool) -> anyhow::Result<Result<(), Wrong>> {
     Ok(Ok(()))
 }
 
+/// Makes a directory with those on the way, unless it exists. Other users pass through them whatever the umask is,
+/// as children with uids of their own must.
+fn make(dir: &Path) -> io::Result<()> {
+    let is_missing =
+        |dir: &&Path| fs::metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let missing: Vec<&Path> = dir.ancestors().take_while(is_missing).collect();
+    for dir in missing.into_iter().rev() {
+        match fs::DirBuilder::new().mode(0o700).create(dir) {
+            Ok(()) => fs::set_permissions(dir, Permissions::from_mode(0o711))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// The reason why a directory is not for a gateway of the user `own` alone, if any.
 fn foreign_reason(dir: &Path, found: &Metadata, own: Uid) -> io::Result<Option<&'static str>> {
     if found.uid() != own.as_raw() && !own.is_root() {
@@ -212,16 +235,28 @@ fn foreign_reason(dir: &Path, found: &Metadata, own: Uid) -> io::Result<Option<&
     if found.mode() & STICKY != 0 {
         return Ok(Some("is one that all users share"));
     }
-    let is_own = |name: &OsStr| {
-        // The root of a new file system contains this directory.
-        name == "lost+found" || name.to_str().is_some_and(is_short_name)
-    };
+    // In a volume of root's it was below the mount before it became root.
+    let is_former = |name: &OsStr| own.is_root() && name == OWN_DIRECTORY;
     for entry in fs::read_dir(dir)? {
-        if !is_own(entry?.file_name().as_os_str()) {
+        let name = entry?.file_name();
+        let is_own = is_of_work(&name) || (is_former(&name) && holds_work_alone(&dir.join(&name)));
+        if !is_own {
             return Ok(Some("holds what is not the gateway's"));
         }
     }
     Ok(None)
+}
+
+/// Whether a name in a work directory is the gateway's. The root of a new file system contains `lost+found`.
+fn is_of_work(name: &OsStr) -> bool {
+    name == "lost+found" || name.to_str().is_some_and(is_work_name)
+}
+
+/// Whether this is a directory, and no link to one, with nothing but directories of gateways in it: no store.
+fn holds_work_alone(dir: &Path) -> bool {
+    let is_own =
+        |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|entry| is_of_work(&entry.file_name()));
+    open(dir).is_ok() && fs::read_dir(dir).is_ok_and(|mut entries| entries.all(is_own))
 }
 
 /// The nearest directory above this one that other users may not pass.
@@ -286,17 +321,41 @@ fn locked(path: &Path) -> anyhow::Result<File> {
     }
 }
 
+/// Removes the directories of killed gateways in `dir` but this one's `own`: those of the user `owner`, or of all.
+fn remove_beside(own: &Path, dir: &Path, is_left: fn(&str) -> bool, owner: Option<u32>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if path != own && name.to_str().is_some_and(is_left) {
+            let removed = remove_leftover(&path, owner);
+            if let Err(error) = removed {
+                tracing::warn!(dir = %path.display(), %error, "cannot remove what a gateway left");
+            }
+        }
+    }
+}
+
+/// Removes the work directory of before the gateway became root, with all that killed ones left there.
+fn remove_former(own: &Path, dir: &Path) {
+    if open(dir).is_err() {
+        // There is none, or a link.
+        return;
+    }
+    remove_beside(own, dir, is_work_name, None);
+    // It remains as long as something in it is alive, or another's.
+    let _ = fs::remove_dir(dir);
+}
+
 /// Removes the directory of a gateway of this user, unless the gateway or one of its children is alive.
-fn remove_leftover(path: &Path, own_uid: u32) -> io::Result<()> {
+fn remove_leftover(path: &Path, owner: Option<u32>) -> io::Result<()> {
     let Ok(dir) = open(path) else { return Ok(()) };
-    remove_opened(&dir, path, own_uid)
+    remove_opened(&dir, path, owner)
 }
 
 /// Removes a directory that was opened at this path, unless there is another one by now: between the opening
 /// and the lock, one gateway may have removed it, and its owner made it anew.
-fn remove_opened(dir: &File, path: &Path, own_uid: u32) -> io::Result<()> {
+fn remove_opened(dir: &File, path: &Path, owner: Option<u32>) -> io::Result<()> {
     let opened = dir.metadata()?;
-    if opened.uid() != own_uid || !is_free(dir) {
+    if owner.is_some_and(|owner| opened.uid() != owner) || !is_free(dir) {
         return Ok(());
     }
     let is_there = fs::symlink_metadata(path).is_ok_and(|found| found.ino() == opened.ino());
@@ -330,26 +389,17 @@ fn is_temporary_name(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(is_random_name)
 }
 
-/// Whether a file name may be that of a directory in the one of `work_dir`.
-fn is_short_name(name: &str) -> bool {
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    let letters = name.strip_prefix(SHORT);
-    letters.is_some_and(|rest| rest.len() == SHORT_LETTERS && rest.bytes().all(is_letter))
-}
-
 /// What the name of a temporary directory begins with.
 const PREFIX: &str = "lockgate-";
-/// What the name of one in the directory of `work_dir` begins with.
-const SHORT: &str = "lg.";
-/// The random letters behind that: nobody else makes files there, so it need not be unguessable.
-const SHORT_LETTERS: usize = 5;
+/// The directory in the data directory.
+const KEPT: &str = "work";
 
 /// The longest path of the directory of private directories, so that a private directory has a path of at
 /// most 60 bytes. The address of a UNIX socket has 107 (unix(7)), of which Chromium takes 46 below TMPDIR:
 /// `/.org.chromium.Chromium.XXXXXX/SingletonSocket`.
 const LONGEST_WORK: usize = 60 - 1 - RANDOM_NAME;
 /// The longest path of `work_dir`, for the same reason.
-const LONGEST_DIR: usize = LONGEST_WORK - 1 - SHORT.len() - SHORT_LETTERS;
+const LONGEST_DIR: usize = LONGEST_WORK - 1 - WORK_PREFIX.len() - WORK_LETTERS;
 
 /// The bit of a directory in which users keep their files from each other.
 const STICKY: u32 = 0o1000;
@@ -360,9 +410,11 @@ const OTHERS_WRITE: u32 = 0o002;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use std::collections::BTreeMap;
+    use std::{
+        collections::BTreeMap,
+        sync::atomic::{AtomicBool, Ordering},
+        time::Duration,
+    };
 
     use super::super::work::*;
     use crate::{
@@ -454,6 +506,8 @@ mod tests {
         let new = tmp.path().join("a/b");
         claim(&work_dir(&new), &Offer::none()).unwrap().unwrap();
         assert_eq!(mode(&new), 0o700);
+        // With a umask of 0077 it kept children with uids of their own out, at the next start.
+        assert_eq!(mode(new.parent().unwrap()), 0o711);
         // As the kubelet makes one.
         set_mode(&new, 0o777);
         fs::create_dir(new.join("lost+found")).unwrap();
@@ -565,7 +619,12 @@ mod tests {
     #[test]
     fn what_a_killed_gateway_left_in_a_work_dir_is_removed() {
         let tmp = tempfile::tempdir().unwrap();
-        let new = || Work::Named(tmp.path().join(format!("{SHORT}{}", &random_name()[..5])));
+        let new = || {
+            Work::Named(
+                tmp.path()
+                    .join(format!("{WORK_PREFIX}{}", &random_name()[..5])),
+            )
+        };
         let (own, killed, running) = (new(), new(), new());
         let _locks = [&own, &running].map(|work| work.make(&Offer::none()).unwrap());
         drop(killed.make(&Offer::none()).unwrap());
@@ -579,6 +638,65 @@ mod tests {
         assert!(others.iter().all(|name| tmp.path().join(name).is_dir()));
         own.remove();
         assert!(!own.path().exists());
+    }
+
+    /// After `sandbox.uids` had made the gateway root it did not start, and what it had left as another user stayed.
+    #[test]
+    fn root_takes_over_what_the_gateway_left_as_another_user() {
+        let tmp = tempfile::tempdir().unwrap();
+        let former = tmp.path().join(OWN_DIRECTORY);
+        let [left, beside] = [former.join("lg.a-_0Z"), tmp.path().join("lg.b-_0Z")];
+        for dir in [&left, &beside] {
+            fs::create_dir_all(dir.join(random_name())).unwrap();
+        }
+        let is_root = rustix::process::geteuid().is_root();
+        if is_root {
+            // Only root can change owners.
+            for dir in [tmp.path(), &former, &left, &beside] {
+                chown(dir, Some(65_534), None).unwrap();
+            }
+        }
+        let found = fs::metadata(tmp.path()).unwrap();
+        let reason = |user| foreign_reason(tmp.path(), &found, user).unwrap();
+        assert_eq!(reason(Uid::ROOT), None);
+        let foreign = Some("holds what is not the gateway's");
+        assert_eq!(reason(Uid::from_raw(found.uid())), foreign);
+        fs::write(former.join("lockgate.db"), "").unwrap();
+        assert!(reason(Uid::ROOT).is_some(), "it is a data directory");
+        fs::remove_file(former.join("lockgate.db")).unwrap();
+        let own = Work::Named(tmp.path().join("lg.c-_0Z"));
+        let _lock = own.make(&Offer::none()).unwrap();
+        if is_root {
+            own.remove_leftovers();
+        } else {
+            remove_former(own.path(), &former);
+            remove_leftover(&beside, None).unwrap();
+        }
+        assert!(!former.exists() && !beside.exists());
+        let link = tmp.path().join("link");
+        fs::create_dir_all(&left).unwrap();
+        std::os::unix::fs::symlink(&former, &link).unwrap();
+        assert!(!holds_work_alone(&link));
+        remove_former(own.path(), &link);
+        assert!(left.is_dir() && own.path().is_dir());
+    }
+
+    /// They took the room of the database for ever, since the launcher looks into the new directory alone.
+    #[test]
+    fn what_children_left_in_the_data_directory_is_removed_once_they_are_elsewhere() {
+        let tmp = tempfile::tempdir().unwrap();
+        let kept = tmp.path().join(KEPT);
+        let left = kept.join(random_name());
+        fs::create_dir_all(&left).unwrap();
+        let dir = open(&left).unwrap();
+        let now = dir.metadata().unwrap().modified().unwrap();
+        dir.set_modified(now - Duration::from_hours(2)).unwrap();
+        drop(dir);
+        fs::create_dir(kept.join("notes")).unwrap();
+        Work::Kept(kept.clone()).remove_kept(tmp.path());
+        assert!(left.exists());
+        Work::Named(tmp.path().join("w/lg.a-_0Z")).remove_kept(tmp.path());
+        assert!(!left.exists() && kept.join("notes").exists());
     }
 
     #[test]
@@ -639,7 +757,7 @@ mod tests {
         }
         assert!(link.is_symlink());
         drop(guard);
-        remove_leftover(with_child.path(), u32::MAX).unwrap();
+        remove_leftover(with_child.path(), Some(u32::MAX)).unwrap();
         assert!(with_child.path().exists(), "it is another user's");
         own.remove_leftovers();
         assert!(!with_child.path().exists());
@@ -657,7 +775,7 @@ mod tests {
         // Another gateway removes it, and its owner makes it anew.
         fs::remove_dir(&path).unwrap();
         let _lock = work.make(&Offer::none()).unwrap();
-        remove_opened(&opened, &path, own_uid).unwrap();
+        remove_opened(&opened, &path, Some(own_uid)).unwrap();
         assert!(path.is_dir());
     }
 }

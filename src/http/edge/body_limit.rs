@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use crate::base::budget::Budget;
+use crate::base::budget::{Budget, Drawn};
 
 /// State of a request and its body, shared by the body and the gate.
 #[derive(Clone, Debug)]
@@ -86,14 +86,9 @@ impl BodyState {
         &self.0.budget
     }
 
-    /// Whether its address has no more in use than this percentage of all that there is.
-    pub(super) fn is_within(&self, percentage: u64) -> bool {
-        let budget = &self.0.budget;
-        budget.used() <= budget.total() / 100 * percentage
-    }
-
-    /// Gives back what was drawn, and holds what is left of a request that is refused.
+    /// Gives back what was drawn, and holds what is left of a request that is refused, whose body nobody reads.
     pub(super) fn keep(&self, bytes: u64) {
+        self.set(ReadState::Partial);
         let Shared { budget, drawn, .. } = &*self.0;
         budget.take(bytes);
         budget.give_back(drawn.swap(bytes, Ordering::Relaxed));
@@ -108,6 +103,43 @@ impl BodyState {
             budget,
             least,
         })
+    }
+
+    /// Holds an amount as long as an answer goes on.
+    pub(super) fn hold_with(&self, answer: Body, amount: u64) -> Body {
+        if amount == 0 {
+            return answer;
+        }
+        Body::new(HeldAnswer {
+            inner: answer,
+            _held: self.0.budget.hold(amount),
+        })
+    }
+}
+
+/// The body of an answer with what its address holds as long as it goes on.
+struct HeldAnswer {
+    inner: Body,
+    _held: Drawn,
+}
+
+impl HttpBody for HeldAnswer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
     }
 }
 

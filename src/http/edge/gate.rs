@@ -21,8 +21,9 @@ use ipnet::IpNet;
 
 use super::access_log::{AccessLog, Line};
 use super::address::{Allowed, HostCheck, OriginCheck, client_address, copied, is_canonical};
-use super::body_limit::{self, BodyState, ReadState, STREAM_WINDOW, TRAILERS_MAX};
+use super::body_limit::{self, BodyState, ReadState, TRAILERS_MAX};
 use super::cors;
+use super::head::{FIELD, let_go, measure, text_of_target, unread};
 use super::null_origin;
 use super::routes::Routes;
 use crate::base::budget::Budget;
@@ -30,7 +31,7 @@ use crate::config::{ClientAddress, LoggedRequests};
 use crate::endpoint::{Kind, TenantHost};
 use crate::http::reply::{
     McpRefusal,
-    header_name::{HOP, TRACEPARENT, TRACESTATE},
+    header_name::HOP,
     json,
     refusal::{in_form_of, refusal},
 };
@@ -244,6 +245,16 @@ impl Gate {
         self.memory.address(address)
     }
 
+    /// Returns the share in which a request of an address counts. A health probe that has no room in the usual one counts
+    /// beside all requests: it costs little, and a busy gateway must not look dead.
+    fn share_of_request(&self, address: IpAddr, is_probe: bool, cost: usize) -> Arc<Budget> {
+        let share = self.share(address);
+        if is_probe && !share.has_room(cost as u64) {
+            return self.memory.probes(address);
+        }
+        share
+    }
+
     /// Returns the share of a peer, or all that there is for a proxy, whose connections are those of many clients.
     pub(super) fn share_of_peer(&self, peer: IpAddr) -> Arc<Budget> {
         let peer = peer.to_canonical();
@@ -303,8 +314,8 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// The answer to a request of HTTP/2 for which there is no room. That of HTTP/1, of which a connection has one at a
-    /// time, is made in its turn.
+    /// The answer to a request of HTTP/2 for which there is no room, or to CONNECT. That of HTTP/1, of which a connection
+    /// has one at a time, is made in its turn.
     pub(super) fn receive(
         &self,
         peer: IpAddr,
@@ -316,7 +327,6 @@ impl Gate {
         if is_http2 {
             head.uri = copied(&head.uri);
         }
-        let (mut body, state) = body_limit::limit(body, self.max_body, self.share(address));
         let is_probe = route_label(head.uri.path()) == Route::Health;
         let (mut size, is_too_large) = measure(&head.headers);
         if is_too_large {
@@ -325,19 +335,29 @@ impl Gate {
         }
         let text = text_of_target(&head);
         let mut cost = REQUEST + text + size + head.headers.len() * FIELD;
-        if is_probe || is_too_large {
-            // Nobody reads the body, and h2 keeps what comes of it until it is let go of.
-            if is_http2 {
-                body = Body::empty();
-            }
-        } else {
-            cost += unread(&head, &state);
+        let is_read = !is_probe && !is_too_large;
+        // hyper tells of no body behind CONNECT, and has what comes there kept until that is answered.
+        let is_connect = is_http2 && head.method == Method::CONNECT;
+        let is_open = is_http2 && (is_connect || !body.is_end_stream());
+        if is_open {
+            cost += TRAILERS + if is_read { unread(&head.headers) } else { 0 };
         }
-        // A health probe costs little, and a busy gateway must not look dead.
-        let has_room = state.draw(cost) || (is_probe && state.is_within(PROBES));
-        if !has_room && is_http2 {
+        let share = self.share_of_request(address, is_probe, cost);
+        let (mut body, state) = body_limit::limit(body, self.max_body, share);
+        if is_http2 && !is_read {
+            // h2 keeps what comes of it until it is let go of.
+            body = Body::empty();
+        }
+        let has_room = state.draw(cost);
+        if is_connect || (is_http2 && !has_room) {
             drop(body);
-            return Err(self.refuse(&mut head, address, state));
+            state.keep(STREAM + if is_open { TRAILERS as u64 } else { 0 });
+            let refused = if has_room {
+                no_tunnel()
+            } else {
+                self.no_room()
+            };
+            return Err(self.refuse(refused, &mut head, address, state));
         }
         let lacks = match (is_too_large, has_room) {
             (true, _) => Some(Lacks::Bounds),
@@ -356,12 +376,17 @@ impl Gate {
         Ok((Request::from_parts(head, body), admitted))
     }
 
-    /// Refuses a request for which there is no room.
-    fn refuse(&self, head: &mut Parts, address: IpAddr, state: BodyState) -> Response {
+    /// Refuses a request before its turn.
+    fn refuse(
+        &self,
+        refused: Response,
+        head: &mut Parts,
+        address: IpAddr,
+        state: BodyState,
+    ) -> Response {
         let_go(head);
-        state.keep(STREAM);
         let begun = self.begin(head, address);
-        let refused = self.readable(self.no_room(), head, begun.served);
+        let refused = self.readable(refused, head, begun.served);
         let refused = in_form_of(begun.line.path(), refused);
         let mut refused = begun.answered(refused, &state);
         // Until it is sent.
@@ -516,26 +541,26 @@ const fn label_of(kind: Kind) -> Route {
 }
 
 /// Counts a complete answer for its address until the client has taken it. A stream has no size, and counts for its
-/// session; a long answer to a call counts for its caller, of which a page has none. Nor has a refusal: an answer with the
-/// status of one may be that of a call, and counts twice then.
+/// session, but what may come behind its request for the address; a long answer to a call counts for its caller, of which
+/// a page has none. Nor has a refusal: an answer with the status of one may be that of a call, and counts twice then.
 fn counted(
     response: Response,
     state: &BodyState,
     (served, version): (Option<Kind>, Version),
 ) -> Response {
-    let length = response.body().size_hint().exact().unwrap_or_default();
+    let trailers = trailers_of(state, version);
+    let Some(length) = response.body().size_hint().exact() else {
+        return response.map(|answer| state.hold_with(answer, trailers));
+    };
     // Of HTTP/1 a connection has one answer at a time.
     let (uncounted, least) = if version == Version::HTTP_2 {
-        (0, STREAM)
+        (0, STREAM + trailers)
     } else {
         (UNCOUNTED, 0)
     };
     if length <= uncounted {
         return response;
     }
-    // Behind a body that was not read to its end trailers may come as long as the stream is kept.
-    let is_open = version == Version::HTTP_2 && state.get() != ReadState::Complete;
-    let least = if is_open { least + TRAILERS } else { least };
     let content_type = response.headers().get(CONTENT_TYPE);
     let is_page = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/html"));
     let is_of_call = served.is_some() && !is_page && response.status().is_success();
@@ -545,10 +570,16 @@ fn counted(
     response.map(|answer| state.count_until_taken(answer, least))
 }
 
+/// Returns what trailers may take behind a body that was not read to its end: they may come as long as its stream is kept.
+fn trailers_of(state: &BodyState, version: Version) -> u64 {
+    let is_open = version == Version::HTTP_2 && state.get() != ReadState::Complete;
+    if is_open { TRAILERS as u64 } else { 0 }
+}
+
 /// Counts the head of an answer without a body for its address, until h2 has written it: those that a client does not take
 /// wait there, and nothing else of their streams does.
 fn count_head(headers: &mut HeaderMap, state: &BodyState) {
-    let held = STREAM + measure(headers).0 as u64;
+    let held = STREAM + trailers_of(state, Version::HTTP_2) + measure(headers).0 as u64;
     let held = state.budget().hold(held);
     // h2 drops the value with the head, and knows nothing else of ours.
     let value = held.until_dropped(Bytes::from_static(b"nosniff"));
@@ -570,28 +601,6 @@ fn with_response_headers(mut response: Response, version: Version, body: ReadSta
     response
 }
 
-/// Returns the bytes of the body that may be here before anybody reads it: of HTTP/1 hyper reads none, and that
-/// of HTTP/2 may be there for every method.
-fn unread(head: &Parts, state: &BodyState) -> usize {
-    if head.version < Version::HTTP_2 || state.get() == ReadState::Complete {
-        return 0;
-    }
-    let length = head.headers.get(CONTENT_LENGTH);
-    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-    length.unwrap_or(usize::MAX).min(STREAM_WINDOW as usize)
-}
-
-/// Returns the bytes of header fields, and whether they are too many or too long. Over HTTP/2 hyper limits only the
-/// total size.
-fn measure(headers: &HeaderMap) -> (usize, bool) {
-    let mut longest = 0;
-    let size = headers.iter().fold(0, |size, (name, value)| {
-        longest = longest.max(value.len());
-        size + name.as_str().len() + value.len()
-    });
-    (size, headers.len() > FIELDS_MAX || longest > FIELD_MAX)
-}
-
 /// Makes the response to a request with too many or too long header fields.
 fn fields_too_large() -> Response {
     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
@@ -599,29 +608,6 @@ fn fields_too_large() -> Response {
     let headers = refused.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     refused
-}
-
-/// Returns the bytes of the request line, or of what stands for it over HTTP/2.
-fn text_of_target(head: &Parts) -> usize {
-    let target = head.uri.path_and_query();
-    let authority = head.uri.authority();
-    let target = target.map_or(0, |target| target.as_str().len());
-    let authority = authority.map_or(0, |authority| authority.as_str().len());
-    head.method.as_str().len() + target + authority
-}
-
-/// Lets go of the header fields of a request that is refused, but for the few that its refusal and its line in the log
-/// depend on.
-fn let_go(head: &mut Parts) {
-    let all = std::mem::take(&mut head.headers);
-    for name in [HOP, ORIGIN, TRACEPARENT, TRACESTATE] {
-        // A second one tells as much as any further one, and a long one is none that counts.
-        for value in all.get_all(&name).iter().take(2) {
-            if value.len() <= LEFT_MAX {
-                head.headers.append(name.clone(), value.clone());
-            }
-        }
-    }
 }
 
 /// Refuses several transfer codings (RFC 9112, section 6.1: chunked is applied once). hyper reads the
@@ -648,6 +634,14 @@ fn check_method(method: &Method) -> Result<(), Response> {
     }
 }
 
+/// Makes the response to CONNECT over HTTP/2, whose target is no path with methods.
+fn no_tunnel() -> Response {
+    let mut refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed");
+    let headers = refused.headers_mut();
+    headers.insert(ALLOW, HeaderValue::from_static(""));
+    refused
+}
+
 /// Adds the methods of its path to a refusal of [`check_method`] (RFC 9110, section 15.5.6).
 async fn with_methods(mut refused: Response, uri: &Uri, routes: &Routes) -> Response {
     if refused.status() == StatusCode::METHOD_NOT_ALLOWED {
@@ -669,24 +663,14 @@ fn check_scheme(uri: &Uri) -> Result<(), Response> {
 
 /// What a request takes beside its head and its body: its tasks, buffers, and the answer that is made.
 const REQUEST: usize = 8 << 10;
-/// What a header field takes beside its text: its place in the map of them.
-const FIELD: usize = 104;
-/// Longest header field that is left of a request that is refused for its head.
-const LEFT_MAX: usize = 1 << 10;
-/// Percentage of all room that an address may have in use for a health probe beyond its share.
-const PROBES: u64 = 62;
 /// Longest answer that does not count: its connection takes more.
 const UNCOUNTED: u64 = 1 << 10;
 /// What an answer over HTTP/2 counts as at least: its stream, with its task, is kept as long as the client takes none of it.
 const STREAM: u64 = 2 << 10;
 /// What trailers over HTTP/2 take.
-const TRAILERS: u64 = (TRAILERS_MAX * FIELD) as u64;
+const TRAILERS: usize = TRAILERS_MAX * FIELD;
 /// Longest request target.
 const TARGET_MAX: usize = 8 << 10;
-/// Most header fields.
-const FIELDS_MAX: usize = 100;
-/// Longest header field; the longest useful one is a token.
-const FIELD_MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -711,6 +695,30 @@ mod tests {
         assert!((STREAM..STREAM + 100).contains(&memory.used()));
         drop(headers);
         assert_eq!(memory.used(), 0);
+    }
+
+    /// Trailers behind a request whose answer is a stream stayed as long as that, and counted for nobody.
+    #[test]
+    fn trailers_behind_a_request_count_as_long_as_its_answer_is_a_stream() {
+        let endless = || {
+            let parts = futures_util::stream::pending::<Result<Bytes, std::convert::Infallible>>();
+            Body::from_stream(parts)
+        };
+        let http2 = (None, Version::HTTP_2);
+        for (body, expected) in [(Body::empty(), 0), (endless(), TRAILERS as u64)] {
+            let memory = Budget::new(1 << 20);
+            let (body, state) = body_limit::limit(body, 1, memory.share());
+            drop(body);
+            let answer = counted(Response::new(endless()), &state, http2);
+            let mut head = HeaderMap::new();
+            count_head(&mut head, &state);
+            drop(state);
+            assert!((STREAM + 2 * expected..).contains(&memory.used()));
+            drop(head);
+            assert_eq!(memory.used(), expected);
+            drop(answer);
+            assert_eq!(memory.used(), 0);
+        }
     }
 
     /// A refusal that repeated what was sent was held for clients that read nothing, and counted for nobody.

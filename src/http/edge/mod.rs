@@ -5,6 +5,7 @@
 //! * `app`: routes of one listener, behind its gate
 //! * `gate`: gate of the public listener: host, origin, 413 and 408; and the header fields of each of
 //!   its responses
+//! * `head`: what heads of requests take, and what is left of those that are refused for them
 //! * `hops`: gate of the cluster listener
 //! * `operators`: gate of listeners for operators
 //! * `address`: hosts, origins, paths, and client addresses (`X-Forwarded-For`)
@@ -20,6 +21,7 @@ mod app;
 mod body_limit;
 mod cors;
 mod gate;
+mod head;
 mod hops;
 mod null_origin;
 mod operators;

@@ -25,7 +25,8 @@ use crate::{
 pub(crate) const LABEL: &str = "lockgate hop v2";
 
 /// The header fields of the client that a hop carries, and its signature covers, besides those that
-/// mirror arguments. Another may hold a credential, and the owner reads none.
+/// mirror arguments. Another may hold a credential. The owner decides nothing about access by others: of the
+/// `User-Agent` of some it only learns that `retry:` lines would end their streams.
 static CARRIED: [HeaderName; 10] = [
     header::ACCEPT,
     header::CONTENT_TYPE,

@@ -244,11 +244,9 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOp
         flow,
     } = options;
     let long_retries = reading.long_retries();
-    // The client may still have one of before this stream.
-    let is_behind_one = takes_retry && reading.has_given_long_retry();
-    let source = SessionStream {
+    let mut source = SessionStream {
         long_retries,
-        usual_again_at: is_behind_one.then(|| Instant::now() + USUAL_AGAIN),
+        usual_again_at: None,
         reading,
         retry,
         takes_retry,
@@ -256,6 +254,9 @@ pub(crate) fn respond(metrics: &Arc<Metrics>, reading: Reader, options: StreamOp
         prefix,
         last: Bytes::new(),
     };
+    // The client may still have one of before this stream.
+    let is_behind_one = source.has_retries() && source.reading.has_given_long_retry();
+    source.usual_again_at = is_behind_one.then(|| Instant::now() + USUAL_AGAIN);
     respond_with(metrics, source, first, Pace { keep_alive, flow })
 }
 

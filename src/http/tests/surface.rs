@@ -10,6 +10,8 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
 use axum::routing::{get, post};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::base::budget::Descriptors;
 use crate::config::{ClientAddress, LoggedRequests};
 use crate::error::Error;
-use crate::http::edge::{Allowed, App, FoundHost, Gate, LimitAddress};
+use crate::http::edge::{Allowed, App, FoundHost, Gate, LimitAddress, TRAILERS_MAX};
 use crate::http::listen::{
     Bounds, Connections,
     accept::{KEEP_ALIVE, serve},
@@ -1157,21 +1159,59 @@ async fn requests_over_http2_count_for_their_address_before_they_wait() {
     assert_eq!(answer.expect("an answer").status(), 200);
 }
 
-/// What probes take beyond the share of their address would be without an end.
+/// What probes took beyond the share of their address was without an end, and then bounded for each address alone: those
+/// of two took the room of all others.
 #[tokio::test]
-async fn probes_of_an_address_have_little_room_beyond_its_share() {
+async fn probes_of_an_address_take_no_room_of_others() {
     let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
-    let surface = surface_of(100, Arc::clone(&memory)).await;
-    let share = memory.address("127.0.0.1".parse().unwrap());
-    for (held, expected) in [(512 << 10, "200"), (680 << 10, "503")] {
-        let _held = share.hold(held);
-        let (answer, _) = surface.ask("GET /livez", "").await;
-        assert_eq!(status(&answer), expected, "{held}: {answer}");
+    let proxies = vec!["127.0.0.0/8".parse().expect("network")];
+    let surface = surface_behind(100, Arc::clone(&memory), Box::new(|_| None), proxies).await;
+    let stream = TcpStream::connect(surface.address).await.expect("connect");
+    let handshake = http2::Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.expect("handshake");
+    let tracker = TaskTracker::new();
+    tracker.spawn(connection);
+    let mut send = |path: &str, client: &str| {
+        let url = format!("http://{}{path}", surface.address);
+        let request = http::Request::get(url).header("x-forwarded-for", client);
+        let answer = sender.send_request(request.body(Body::empty()).expect("a request"));
+        async move { answer.await.expect("an answer").status().as_u16() }
+    };
+    let greedy = ["192.0.2.1", "192.0.2.2"];
+    let addresses = greedy.map(|client| client.parse::<IpAddr>().unwrap());
+    // Their shares have no room, and their turns are taken.
+    let full = addresses.map(|address| {
+        let share = memory.address(address);
+        share.hold(share.left().cast_unsigned())
+    });
+    let used = memory.requests().used();
+    let of_each = |address| [memory.address(address), memory.probes(address)];
+    let shares: Vec<_> = addresses.into_iter().flat_map(of_each).collect();
+    let turns = shares.iter().flat_map(|share| std::iter::repeat_n(share, 4));
+    let mut line: Vec<_> = turns.map(|share| Box::pin(share.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
     }
-    // Others may have all of it.
-    let other = memory.address("127.0.0.2".parse().unwrap());
-    let _all = other.hold(1 << 20);
-    assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
+    let mut probes: FuturesUnordered<_> = (0..60)
+        .map(|number| send("/livez", greedy[number % 2]))
+        .collect();
+    for _ in 0..50 {
+        let refused = timeout(Duration::from_secs(10), probes.next()).await;
+        assert_eq!(refused.expect("it waits"), Some(503));
+    }
+    holds_between(&memory, used, used).await;
+    for path in ["/who", "/livez"] {
+        assert_eq!(send(path, "192.0.2.3").await, 200, "{path}");
+    }
+    drop(line);
+    let rest: Vec<u16> = probes.collect().await;
+    assert!(rest.contains(&200), "{rest:?}");
+    // One that never stops has none of the room of others for probes either.
+    let all = memory.requests().hold(1 << 20);
+    assert_eq!(send("/livez", "192.0.2.3").await, 200);
+    assert_eq!(send("/who", "192.0.2.3").await, 503);
+    drop((full, all));
+    assert_eq!(send("/who", greedy[0]).await, 200);
 }
 
 /// A surface whose clients may be behind a proxy on this machine.
@@ -1288,9 +1328,8 @@ async fn buffers_that_the_table_of_fields_keeps_take_room_in_the_share_of_their_
     surface.ends().await;
 }
 
-/// A path of a few bytes kept the buffer of its frame as long as its request waited, or was answered by a stream.
-#[tokio::test]
-async fn a_target_over_http2_keeps_no_buffer() {
+/// An app without a listener, and an address of a client.
+fn app_within(memory: Arc<MemoryBudgets>) -> (App, SocketAddr) {
     let address = "127.0.0.1:1".parse().expect("address");
     let url = "http://127.0.0.1:1".parse().expect("url");
     let allowed = Allowed::new(&url, address, false, &[], &[]).expect("allowed");
@@ -1305,11 +1344,66 @@ async fn a_target_over_http2_keeps_no_buffer() {
             ),
             Vec::new(),
             MAX_BODY,
-            MemoryBudgets::of(64 << 20, 64 << 20, None),
+            memory,
             (metrics, Traces::default()),
             LoggedRequests::All,
         ),
     );
+    (app, address)
+}
+
+/// Trailers may come behind a body that is let go of, or that has no bytes, and counted for nobody there.
+#[tokio::test]
+async fn trailers_that_may_come_over_http2_take_room() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let (app, address) = app_within(Arc::clone(&memory));
+    let trailers = TRAILERS_MAX as u64 * 72;
+    for (path, fields) in [("/who", 0), ("/livez", 0), ("/who", 101)] {
+        let used = |body: Body| {
+            let target = format!("http://127.0.0.1:1{path}");
+            let mut request = http::Request::post(target).version(http::Version::HTTP_2);
+            for _ in 0..fields {
+                request = request.header("x", "");
+            }
+            let request = request.header("content-length", "0").body(body);
+            let received = app.receive(address, request.expect("a request"));
+            let used = memory.requests().used();
+            drop(received.expect("it has room"));
+            assert_eq!(memory.requests().used(), 0);
+            used
+        };
+        let open = futures_util::stream::pending::<Result<Bytes, Infallible>>();
+        let (open, ended) = (used(Body::from_stream(open)), used(Body::empty()));
+        assert!(open < 24 << 10, "{path} {fields}: {open}");
+        assert!(open >= ended + trailers, "{path} {fields}: {ended} {open}");
+    }
+}
+
+/// What came behind CONNECT waited with it, up to a window of each stream, and counted for nobody.
+#[tokio::test]
+async fn connect_over_http2_is_refused_before_it_waits() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let (app, address) = app_within(Arc::clone(&memory));
+    let mut request = http::Request::new(Body::empty());
+    *request.method_mut() = http::Method::CONNECT;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.uri_mut() = http::Uri::from_static("127.0.0.1:1");
+    let Err(refused) = app.receive(address, request) else {
+        panic!("it waits");
+    };
+    assert_eq!(refused.status(), 405);
+    // Its target has no path, and so no methods.
+    assert_eq!(refused.headers()["allow"], "");
+    assert!(memory.requests().used() > 0);
+    drop(refused);
+    assert_eq!(memory.requests().used(), 0);
+}
+
+/// A path of a few bytes kept the buffer of its frame as long as its request waited, or was answered by a stream.
+#[tokio::test]
+async fn a_target_over_http2_keeps_no_buffer() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let (app, address) = app_within(memory);
     let buffer = Bytes::from("127.0.0.1:1/who?a=b".to_owned());
     let authority = http::uri::Authority::from_maybe_shared(buffer.slice(..11));
     let path = http::uri::PathAndQuery::from_maybe_shared(buffer.slice(11..));

@@ -21,6 +21,9 @@ pub(crate) struct MemoryBudgets {
     requests: Owners,
     /// Requests whose caller is not known yet, of the same budget.
     addresses: Shares<Source, RandomState>,
+    /// Health probes of addresses that have no room there, in a budget of their own: of an address that never stops probing
+    /// they would take the room of all others.
+    probes: Shares<Source, RandomState>,
     /// Events that the log keeps (`log.memory`; `log.redis` with Redis).
     kept: Owners,
     /// What there is only with Redis.
@@ -86,6 +89,7 @@ impl MemoryBudgets {
 
     /// Budgets of these bytes.
     pub(crate) fn of(requests: u64, events: u64, in_redis: Option<u64>) -> Arc<Self> {
+        let probes = Shares::new(Budget::new(requests / PROBES));
         let (requests, memory) = (Owners::new(requests), Owners::new(events));
         let (kept, redis) = match in_redis {
             Some(total) => {
@@ -96,6 +100,7 @@ impl MemoryBudgets {
         };
         Arc::new(Self {
             addresses: Shares::new(Arc::clone(&requests.root)),
+            probes,
             requests,
             kept,
             redis,
@@ -105,6 +110,11 @@ impl MemoryBudgets {
     /// The share of a caller that is not known yet.
     pub(crate) fn address(&self, address: IpAddr) -> Arc<Budget> {
         self.addresses.of(&Source::of(address))
+    }
+
+    /// The share of an address for health probes beyond the other one.
+    pub(crate) fn probes(&self, address: IpAddr) -> Arc<Budget> {
+        self.probes.of(&Source::of(address))
     }
 
     /// The share of a caller for what is under way.
@@ -198,3 +208,6 @@ impl Owners {
         self.callers.below(|| self.tenants.of(tenant), &caller)
     }
 }
+
+/// The part of `limits.memory` that health probes of addresses without room may take beside it.
+const PROBES: u64 = 16;

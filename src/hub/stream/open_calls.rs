@@ -60,7 +60,7 @@ impl Streams {
             return;
         }
         let behind = None;
-        self.accepted.push_back(Acceptance { reply, behind });
+        self.accepted.push(Acceptance { reply, behind });
     }
 
     /// The log has acknowledged the oldest write under way: accepts the bodies that have waited for it.
@@ -72,10 +72,10 @@ impl Streams {
     }
 
     fn send_accepted(&mut self) {
-        while let Some(acceptance) = self
-            .accepted
-            .pop_front_if(|acceptance| acceptance.behind == Some(0))
-        {
+        let first = self.accepted.iter();
+        let done = first.take_while(|acceptance| acceptance.behind == Some(0));
+        let done = done.count();
+        for acceptance in self.accepted.drain(..done) {
             let _ = acceptance.reply.send(Answer::Accepted);
         }
     }

@@ -123,7 +123,7 @@ pub(crate) struct Pulse {
     is_awaited: AtomicBool,
     /// The number of lapses of the lease when the session's fence was last read.
     pub(crate) confirmed: AtomicU32,
-    /// The number of streams that ended with a long `retry:`.
+    /// The number of streams that ended with a long `retry:`, and one for those at earlier owners.
     long_retries: AtomicU32,
     /// Wakes the other connections after each.
     long_retry: Notify,
@@ -158,6 +158,11 @@ impl Pulse {
             confirmed: AtomicU32::new(lapses),
             ..Self::default()
         }
+    }
+
+    /// Counts a long `retry:` that an earlier owner of the session may have given.
+    pub(super) fn assume_long_retry(&self) {
+        self.long_retries.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Sets whether the session waits for readers to catch up.
@@ -292,7 +297,7 @@ impl Reader {
         pulse.long_retry.notify_waiters();
     }
 
-    /// Whether a connection of the session has given its client a long delay.
+    /// Whether a connection of the session has given its client a long delay, or may have at an earlier owner.
     pub(crate) fn has_given_long_retry(&self) -> bool {
         let pulse = &self.attachment.pulse;
         pulse.long_retries.load(Ordering::Acquire) > 0

@@ -39,7 +39,7 @@ pub(crate) struct Streams {
     /// Answers that wait for events of the listener, in the order of the events.
     answers: VecDeque<WaitingAnswer>,
     /// Bodies of HTTP+SSE that wait to be accepted, in their order.
-    pub(super) accepted: VecDeque<Acceptance>,
+    pub(super) accepted: Vec<Acceptance>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
@@ -100,7 +100,7 @@ impl Streams {
             open,
             writes,
             answers: VecDeque::new(),
-            accepted: VecDeque::new(),
+            accepted: Vec::new(),
             pulse,
             revision: None,
             has_many_listeners: false,
@@ -140,6 +140,8 @@ impl Streams {
     ) -> Vec<(StreamId, Vec<Box<[u8]>>)> {
         self.last = left.highest;
         self.writes.adopt(fence);
+        // The client may hold a long delay, whose owner was gone before it gave the usual one again.
+        self.pulse.assume_long_retry();
         let mut calls = Vec::new();
         for contract::OpenStream {
             stream,

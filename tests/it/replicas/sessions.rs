@@ -355,6 +355,27 @@ async fn a_call_that_is_a_stream_from_the_start_ends_with_its_replica() {
     assert_eq!(end["error"]["code"], -31001, "{end}");
 }
 
+/// Clients with one delay for all streams kept the long one: its owner was gone before it gave the usual one again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_was_taken_over_gives_the_usual_delay_again() {
+    let mut replicas = Replicas::with(2, &[], "reply: {mode: sse}").await;
+    let here = replicas.node(0).session().await;
+    let there = replicas.by(&here, 1);
+    let mut failed = Events::of(here.begin("error", json!({})).await);
+    let end = failed.rest().await.pop().unwrap();
+    assert!(end.retry.unwrap().parse::<u64>().unwrap() >= 15_000);
+    replicas.kill(0).await;
+    assert_eq!(there.text("counter", json!({})).await, "1");
+    let mut listener = there.listen().await;
+    let retry = loop {
+        let event = within("the usual delay", listener.next()).await.unwrap();
+        if let Some(retry) = event.retry {
+            break retry.parse::<u64>().unwrap();
+        }
+    };
+    assert!((50..=150).contains(&retry), "{retry}");
+}
+
 /// What a child said before its answer was refused by the store, and the session ended at its begin.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_speaks_before_it_is_initialized_has_a_session() {

@@ -23,7 +23,7 @@ use super::{
     verified_tokens::VerifiedTokens,
 };
 use crate::{
-    base::{Outbound, sha256},
+    base::{Clock, LEEWAY_S, Outbound, sha256},
     declare::External,
     endpoint::issuer_metadata_urls,
 };
@@ -189,6 +189,8 @@ pub(super) struct KeyFetch {
     pub(super) tracker: TaskTracker,
     /// Cancels fetch tasks.
     pub(super) stop: CancellationToken,
+    /// The clock by which tokens are issued.
+    pub(super) clock: Clock,
 }
 
 impl TrustedIssuers {
@@ -331,6 +333,7 @@ impl IssuerKeys {
                     }
                     None => return Err(self.unavailable()),
                 },
+                MayFetch::Later(_) if self.came_after(&keys, jws.issued) => Signature::NoKey,
                 // The key may be new, however many are made up: a 401 would end the log-in of the client.
                 MayFetch::Later(wait) => return Err(TokenError::Unavailable(wait)),
                 MayFetch::Asked => Signature::NoKey,
@@ -344,6 +347,20 @@ impl IssuerKeys {
             Signature::NoKey if self.with(|state| state.failures > 0) => Err(self.unavailable()),
             Signature::NoKey => Err(TokenError::Invalid("an unknown key")),
         }
+    }
+
+    /// Reports whether these keys were fetched after a token was issued, as it says itself: what has signed it is in them,
+    /// or was withdrawn.
+    fn came_after(&self, keys: &Arc<KeySet>, issued: Option<u64>) -> bool {
+        let now = u64::try_from(self.key_fetch.clock.now_ms() / 1000).unwrap_or(0);
+        let came = self.with(|state| {
+            let last = state.keys.as_ref();
+            let (_, came) = last.filter(|(last, _)| Arc::ptr_eq(last, keys))?;
+            Some(now.saturating_sub(came.elapsed().as_secs() + 1))
+        });
+        // The clock of the issuer may differ, and the fetch took a moment.
+        let issued = issued.map(|issued| issued.saturating_add(LEEWAY_S.into()));
+        issued.is_some_and(|issued| came.is_some_and(|came| issued < came))
     }
 
     /// The first keys: all callers wait for the same fetch.
@@ -548,6 +565,8 @@ mod tests {
 
     const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"k","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
+    const NOW: i64 = 1_000_000;
+
     /// Answers with the metadata and the keys of the issuer `url`.
     async fn serve(listener: TcpListener, url: String) {
         let metadata = format!(r#"{{"issuer":"{url}","jwks_uri":"{url}/keys"}}"#);
@@ -573,15 +592,24 @@ mod tests {
             outbound: Outbound::new(vec!["127.0.0.0/8".parse().unwrap()]),
             tracker: TaskTracker::new(),
             stop: CancellationToken::new(),
+            clock: Clock::of(|| NOW * 1000),
         };
         (IssuerKeys::new(&url, key_fetch), tasks)
     }
 
     /// Verifies a token that says it is by this key of the issuer.
     async fn ask(issuer: &Arc<IssuerKeys>, kid: &str) -> Result<KeyId, TokenError> {
+        let header = format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#);
+        ask_with(issuer, &header, "{}").await
+    }
+
+    async fn ask_with(
+        issuer: &Arc<IssuerKeys>,
+        header: &str,
+        payload: &str,
+    ) -> Result<KeyId, TokenError> {
         let part = |text: &str| URL_SAFE_NO_PAD.encode(text);
-        let header = part(&format!(r#"{{"alg":"EdDSA","kid":"{kid}"}}"#));
-        let text = format!("{header}.{}.c2ln", part("{}"));
+        let text = format!("{}.{}.c2ln", part(header), part(payload));
         let (_, _, jws) = parse_unverified(&text, &[Algorithm::EdDsa]).unwrap();
         issuer.signer(&jws).await
     }
@@ -668,6 +696,40 @@ mod tests {
         let earlier = Instant::now().checked_sub(ALLOWANCE_EVERY).unwrap();
         issuer.with(|state| state.allowance.1 = earlier);
         assert_eq!(ask(&issuer, "new").await, unknown());
+    }
+
+    /// A token by a withdrawn key, or one without a key id, got 503 until it expired, and its client did not log in anew.
+    #[tokio::test]
+    async fn keys_from_after_a_token_tell_that_its_key_is_none() {
+        let (issuer, _tasks) = served().await;
+        let unknown = || Err(TokenError::Invalid("an unknown key"));
+        assert_eq!(ask(&issuer, "made up").await, unknown());
+        issuer.with(|state| state.allowance.0 = 0);
+        let leeway = i64::from(LEEWAY_S);
+        let headers = [r#"{"alg":"EdDSA"}"#, r#"{"alg":"EdDSA","kid":"gone"}"#];
+        let by = async |header: &str, issued: i64| {
+            ask_with(&issuer, header, &format!(r#"{{"iat":{issued}}}"#)).await
+        };
+        let is_away =
+            |refused: Result<KeyId, TokenError>| matches!(refused, Err(TokenError::Unavailable(_)));
+        for header in headers {
+            assert_eq!(by(header, NOW - 2 * leeway).await, unknown());
+            for issued in [NOW - leeway, NOW, NOW + leeway] {
+                assert!(is_away(by(header, issued).await), "{header} {issued}");
+            }
+            assert!(is_away(ask_with(&issuer, header, "{}").await));
+        }
+        // While the issuer is away, it may have made new ones.
+        issuer.with(|state| state.failures = 1);
+        assert!(is_away(by(headers[0], NOW - 2 * leeway).await));
+        // Keys from before the token.
+        issuer.with(|state| {
+            state.failures = 0;
+            let came = &mut state.keys.as_mut().unwrap().1;
+            *came = came.checked_sub(KEYS_FRESH / 2).unwrap();
+        });
+        assert!(is_away(by(headers[0], NOW - 2 * leeway).await));
+        assert_eq!(by(headers[0], NOW - 4 * leeway).await, unknown());
     }
 
     #[test]

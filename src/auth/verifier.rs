@@ -70,6 +70,7 @@ impl Verifier {
             outbound,
             tracker: tracker.clone(),
             stop: stop.clone(),
+            clock: snapshot.clock().clone(),
         };
         Self(Arc::new(VerifierState {
             public_url: config.public_url.clone(),

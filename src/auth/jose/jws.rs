@@ -21,6 +21,8 @@ pub(crate) struct Jws<'t> {
     signature: &'t str,
     algorithm: Algorithm,
     pub(crate) kid: Option<String>,
+    /// Its `iat`, in seconds since 1970; none if there is none that can be read.
+    pub(crate) issued: Option<u64>,
 }
 
 impl Jws<'_> {
@@ -111,13 +113,15 @@ fn parse_as<'t>(
     if kid.as_ref().is_some_and(|kid| kid.len() > KID_MAX) {
         return Err("a kid that is too long");
     }
+    let payload = object(payload)?;
     let jws = Jws {
         signed,
         signature,
         algorithm,
         kid,
+        issued: numeric_date(&payload, "iat").ok().flatten(),
     };
-    Ok((header, object(payload)?, jws))
+    Ok((header, payload, jws))
 }
 
 /// An optional string member.

@@ -187,13 +187,24 @@ async fn only_json_documents_are_accepted() {
     }
 }
 
-/// Fetches a document from a TLS server that knows `protocols` (RFC 7301). Returns with it the protocol they agreed on, after the
-/// end of the connection.
-async fn fetched_over(
-    outbound: &Outbound,
-    site: &rcgen::CertifiedKey<rcgen::KeyPair>,
-    protocols: &[&str],
-) -> (Result<Bytes, OutboundError>, Option<String>) {
+/// A certificate for a TLS server at a local address.
+fn certificate() -> rcgen::CertifiedKey<rcgen::KeyPair> {
+    rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap()
+}
+
+/// Requests that trust the certificate of this TLS server.
+fn trusting(site: &rcgen::CertifiedKey<rcgen::KeyPair>) -> Outbound {
+    let outbound = local();
+    let trusted = reqwest::Certificate::from_der(site.cert.der()).unwrap();
+    let client = outbound.build(Way::Direct(Reach::Public), |builder| {
+        builder.tls_certs_only([trusted])
+    });
+    outbound.0.secure.get(|| watch::channel(client).1);
+    outbound
+}
+
+/// TLS of a server that knows `protocols` (RFC 7301).
+fn acceptor(site: &rcgen::CertifiedKey<rcgen::KeyPair>, protocols: &[&str]) -> TlsAcceptor {
     let key = PrivateKeyDer::try_from(site.signing_key.serialize_der()).unwrap();
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -204,7 +215,17 @@ async fn fetched_over(
         .unwrap();
     let names = protocols.iter().map(|name| name.as_bytes().to_vec());
     config.alpn_protocols = names.collect();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// Fetches a document from a TLS server that knows `protocols`. Returns with it the protocol they agreed on, after the end of
+/// the connection.
+async fn fetched_over(
+    outbound: &Outbound,
+    site: &rcgen::CertifiedKey<rcgen::KeyPair>,
+    protocols: &[&str],
+) -> (Result<Bytes, OutboundError>, Option<String>) {
+    let acceptor = acceptor(site, protocols);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/", listener.local_addr().unwrap());
     let answer = async {
@@ -227,13 +248,8 @@ async fn fetched_over(
 /// A site that spoke HTTP/2 kept the connection of each fetch for weeks, with less than 100 bytes a second.
 #[tokio::test]
 async fn sites_are_asked_over_http1_alone() {
-    let site = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
-    let outbound = local();
-    let trusted = reqwest::Certificate::from_der(site.cert.der()).unwrap();
-    let client = outbound.build(Way::Direct(Reach::Public), |builder| {
-        builder.tls_certs_only([trusted])
-    });
-    outbound.0.secure.get(|| watch::channel(client).1);
+    let site = certificate();
+    let outbound = trusting(&site);
     let (document, agreed) = fetched_over(&outbound, &site, &["h2", "http/1.1"]).await;
     assert_eq!(agreed.as_deref(), Some("http/1.1"));
     assert_eq!(document.unwrap(), "{}");
@@ -250,8 +266,10 @@ async fn sites_are_asked_over_http1_alone() {
 #[tokio::test]
 async fn a_connection_ends_with_its_fetch() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let outbound = local();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    let certificate = certificate();
+    let outbound = trusting(&certificate);
+    let acceptor = acceptor(&certificate, &["h2", "http/1.1"]);
     for answer in [
         &b""[..],
         b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 2",
@@ -259,10 +277,14 @@ async fn a_connection_ends_with_its_fetch() {
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{",
     ] {
         let site = async {
-            let (mut socket, _) = listener.accept().await.unwrap();
+            let (socket, _) = listener.accept().await.unwrap();
+            let mut socket = acceptor.accept(socket).await.unwrap();
             let mut request = [0; 4096];
-            assert_ne!(socket.read(&mut request).await.unwrap(), 0);
+            let count = socket.read(&mut request).await.unwrap();
+            // Over HTTP/2 the end would wait for the site.
+            assert!(request[..count].starts_with(b"GET / HTTP/1.1\r\n"));
             socket.write_all(answer).await.unwrap();
+            socket.flush().await.unwrap();
             socket
         };
         // The fetch is given up here, long before its time.

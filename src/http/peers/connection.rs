@@ -6,14 +6,15 @@
 //! proof of a peer before it gets one.
 
 use std::{
+    collections::HashMap,
     error::Error,
     future::poll_fn,
     io,
     mem::take,
-    panic::{AssertUnwindSafe, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
     sync::{
-        Arc, MutexGuard, PoisonError,
+        Arc, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -115,6 +116,8 @@ struct Arrivals(Lock<Arrived>);
 struct Arrived {
     /// Each of them once: h2 tells of a body again after it was read.
     bodies: Vec<Arc<Incoming>>,
+    /// Those that are read, by their addresses: behind a panic h2 may tell of none.
+    read: HashMap<usize, Weak<Incoming>>,
     /// The task, while it waits.
     driver: Option<Waker>,
 }
@@ -183,11 +186,14 @@ impl Connection {
             // Behind a panic too: whoever reads a response would wait for ever.
             let ran = AssertUnwindSafe(running).catch_unwind().await;
             known.is_closed.store(true, Ordering::Release);
-            // Only now do the requests on it learn that it is gone.
-            drop(connection);
-            // h2 tells of nothing more.
-            known.arrivals.receive(Waker::noop());
-            if let Err(panic) = ran {
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                // Only now do the requests on it learn that it is gone.
+                drop(connection);
+                // h2 tells of nothing more.
+                known.arrivals.receive(Waker::noop());
+            }));
+            if let Err(panic) = ran.and(ended) {
+                known.arrivals.abandon();
                 resume_unwind(panic);
             }
         });
@@ -291,6 +297,7 @@ impl ResponseBody {
 impl Drop for ResponseBody {
     fn drop(&mut self) {
         if let Some(incoming) = &self.incoming {
+            incoming.arrivals.arrived().read.remove(&incoming.address());
             // The end of its stream: h2 may have this body for longer, to wake it.
             let _left = take(&mut *incoming.state());
         }
@@ -308,8 +315,28 @@ impl Incoming {
             state: Lock::new(state),
             arrivals: Arc::clone(arrivals),
         });
+        let known = Arc::downgrade(&incoming);
+        arrivals.arrived().read.insert(incoming.address(), known);
         incoming.receive();
         incoming
+    }
+
+    /// Where it is in memory, as long as it is read.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Ends it behind a panic. The lock of h2 may be poisoned, at which h2 panics again, so nothing is asked of it.
+    fn abandon(&self) {
+        let (stream, reader) = {
+            let mut state = self.state();
+            let end = state.end.unwrap_or(Err(BrokenResponse));
+            state.end = Some(end);
+            (state.stream.take(), state.reader.take())
+        };
+        // Here, where a panic is caught: one in a reader that panics already would end the process.
+        _ = catch_unwind(AssertUnwindSafe(|| drop(stream)));
+        _ = catch_unwind(AssertUnwindSafe(|| reader.map(Waker::wake)));
     }
 
     fn state(&self) -> MutexGuard<'_, IncomingState> {
@@ -405,14 +432,22 @@ impl Arrivals {
     fn receive(&self, driver: &Waker) {
         loop {
             let mut arrived = self.arrived();
-            let bodies = take(&mut arrived.bodies);
-            if bodies.is_empty() {
+            // One at a time: a panic over one leaves the others here.
+            let Some(body) = arrived.bodies.pop() else {
                 arrived.driver = Some(driver.clone());
                 return;
-            }
+            };
             drop(arrived);
-            for body in bodies {
-                body.receive();
+            body.receive();
+        }
+    }
+
+    /// Ends all bodies behind a panic, and wakes their readers.
+    fn abandon(&self) {
+        let read = take(&mut self.arrived().read);
+        for body in read.into_values() {
+            if let Some(body) = body.upgrade() {
+                body.abandon();
             }
         }
     }
@@ -682,6 +717,12 @@ mod tests {
 
     /// A response whose body is to come, and its stream.
     async fn begun(connection: &Connection, frames: &mut Frames) -> (ResponseBody, u32) {
+        let (body, stream) = headed(connection, frames).await;
+        (connection.read(body, place()), stream)
+    }
+
+    /// The same, as h2 has it.
+    async fn headed(connection: &Connection, frames: &mut Frames) -> (RecvStream, u32) {
         let answering = async {
             let (stream, status_200) = (frames.read(HEADERS).await, [0x88]);
             frames
@@ -690,8 +731,7 @@ mod tests {
             stream
         };
         let (answer, stream) = tokio::join!(ask(connection), answering);
-        let body = connection.read(answer.unwrap().into_body(), place());
-        (body, stream)
+        (answer.unwrap().into_body(), stream)
     }
 
     async fn within<T>(waiting: impl Future<Output = T>) -> T {
@@ -841,6 +881,53 @@ mod tests {
         let (next, ()) = within(async { tokio::join!(second.next(), breaking) }).await;
         assert!(next.is_err());
         assert!(connection.is_closed());
+    }
+
+    /// Those beside it were lost.
+    #[tokio::test]
+    async fn a_panic_over_one_body_leaves_others_what_has_come() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let (mut first, one) = begun(&connection, &mut frames).await;
+        let (mut second, two) = begun(&connection, &mut frames).await;
+        let (mut third, three) = begun(&connection, &mut frames).await;
+        let waker = Waker::from(Arc::new(Panics));
+        let mut next = Box::pin(second.next());
+        let polled = next.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        // At once, so that they are read together.
+        let mut sent = Vec::new();
+        for stream in [one, two, three] {
+            sent.extend([0, 0, 1, DATA, 0]);
+            sent.extend(stream.to_be_bytes());
+            sent.push(b'x');
+        }
+        frames.0.write_all(&sent).await.unwrap();
+        for body in [&mut first, &mut third] {
+            assert_eq!(within(body.next()).await.unwrap().unwrap(), "x");
+            assert!(within(body.next()).await.is_err());
+        }
+    }
+
+    /// h2 tells of nothing then, and panics again as it is asked.
+    #[tokio::test]
+    async fn clients_that_wait_learn_that_h2_panicked_with_its_lock() {
+        let (connection, mut frames) = connected(&Arc::default()).await;
+        let (mut body, _) = begun(&connection, &mut frames).await;
+        let (raw, stream) = headed(&connection, &mut frames).await;
+        // It would panic as it is dropped.
+        let mut raw = std::mem::ManuallyDrop::new(raw);
+        let waker = Waker::from(Arc::new(Panics));
+        let polled = raw.poll_data(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let incoming = incoming(&body);
+        let breaking = async {
+            until(&incoming, |state| state.reader.is_some()).await;
+            frames.write(DATA, 0, stream, b"x").await;
+        };
+        let (next, ()) = within(async { tokio::join!(body.next(), breaking) }).await;
+        assert!(next.is_err());
+        assert!(connection.is_closed());
+        drop(body);
     }
 
     #[test]

@@ -63,8 +63,10 @@ pub(crate) struct Documents {
     /// Key sets that are being got.
     anew: Cache<String, Arc<KeySet>>,
     /// Concurrent fetches, shared out to tenants: slow sites and silent name servers of one must not keep clients of
-    /// another out.
-    fetches: Shares<Arc<str>, RandomState>,
+    /// another out. Those of clients with grants have a share of their own.
+    fetches: Shares<(Arc<str>, Purse), RandomState>,
+    /// The same, shared out to the addresses that cause them there: a few must not have all.
+    callers: Shares<(Arc<str>, Purse, u128), RandomState>,
     /// Limits fetches per minute, tenant and host, so that the gateway cannot be used to flood a host, and those that
     /// one address causes.
     hosts: Throttle,
@@ -106,7 +108,7 @@ pub(crate) enum DocumentError {
 }
 
 /// The budget of a fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Purse {
     /// That of anybody's requests, of which an address has a part.
     Open,
@@ -161,6 +163,7 @@ impl Documents {
     /// Makes an empty cache that fetches through `outbound`. Documents count as reachable, or not before a
     /// probe.
     pub(crate) fn new(outbound: &Outbound, known: KnownClients, is_probed: bool) -> Self {
+        let fetches = Budget::new(FETCHES);
         Self {
             outbound: outbound.of_strangers(),
             prober: outbound.clone(),
@@ -178,7 +181,8 @@ impl Documents {
                 .time_to_live(LAST_KEYS)
                 .build(),
             anew: Cache::new(DOCUMENTS),
-            fetches: Shares::new(Budget::new(FETCHES)),
+            fetches: Shares::new(Arc::clone(&fetches)),
+            callers: Shares::new(fetches),
             hosts: Throttle::new(),
             is_reachable: AtomicBool::new(!is_probed),
             doubt: Notify::new(),
@@ -366,14 +370,15 @@ impl Documents {
     }
 
     /// Returns the budget that has something left for a fetch of a client: the one of all, unless the address has had
-    /// its part or strangers have used it up, and then that of clients with grants.
+    /// its part or strangers have used it or its turns up, and then that of clients with grants.
     async fn purse(
         &self,
         asker: Asker<'_>,
         (client, url): (&str, &Url),
     ) -> Result<Purse, DocumentError> {
         let mut open = of_anybody(asker, url.host_str().unwrap_or_default()).into_iter();
-        if open.all(|(key, bound)| self.hosts.check(&key, bound).is_ok()) {
+        let has_turn = self.turns((asker, Purse::Open)).has_room(1);
+        if has_turn && open.all(|(key, bound)| self.hosts.check(&key, bound).is_ok()) {
             return Ok(Purse::Open);
         }
         // Only now, so that the database is not asked at each fetch.
@@ -384,6 +389,14 @@ impl Documents {
         // While the database is away there are no tokens either.
         let is_granted = has_grant.unwrap_or(false);
         is_granted.then_some(Purse::Granted).ok_or(BUSY)
+    }
+
+    /// Returns the share of the concurrent fetches that an address has at a tenant.
+    fn turns(&self, (asker, purse): (Asker<'_>, Purse)) -> Arc<Budget> {
+        let tenant = Arc::<str>::from(asker.tenant);
+        let caller = (Arc::clone(&tenant), purse, account(asker.from));
+        let of_tenant = || self.fetches.of(&(tenant, purse));
+        self.callers.below(of_tenant, &caller)
     }
 
     /// Draws a fetch from a budget that had something left.
@@ -402,9 +415,9 @@ impl Documents {
         url: &Url,
         max: usize,
     ) -> Result<crate::base::Document, DocumentError> {
-        let (tenant, host) = (by.0.tenant, url.host_str().unwrap_or_default());
+        let host = url.host_str().unwrap_or_default();
         self.spend(by, host).map_err(|_| BUSY)?;
-        let turn = self.fetches.of(&tenant.into()).draw(1).ok_or(BUSY)?;
+        let turn = self.turns(by).draw(1).ok_or(BUSY)?;
         let fetched = self.outbound.document(url.as_str(), max, turn);
         fetched.await.map_err(|refused| {
             tracing::info!(url.domain = host, why = %refused, "a client's document was not got");
@@ -692,7 +705,7 @@ mod tests {
             let got = documents.get((asker, Purse::Open), &url, DOCUMENT_MAX);
             let away = DocumentError::Unavailable("the client's site does not answer");
             assert_eq!(got.await.unwrap_err(), away);
-            let share = documents.fetches.of(&"a".into());
+            let share = documents.fetches.of(&("a".into(), Purse::Open));
             assert_eq!(share.used(), 1);
             drop(answer);
             assert!(silent.await.unwrap().is_err());
@@ -700,6 +713,37 @@ mod tests {
             spawn_blocking(|| ()).await.unwrap();
             assert_eq!(share.used(), 0);
         });
+    }
+
+    /// Two addresses held all fetches of a tenant, also those of its clients with grants.
+    #[tokio::test]
+    async fn strangers_leave_fetches_to_other_addresses_and_to_clients_with_grants() {
+        let documents = Documents::new(&Outbound::new(Vec::new()), KnownClients::default(), false);
+        let snapshot = CurrentSnapshot::fixed(Catalog::default());
+        let at = |tenant: &'static str, last: u8| Asker {
+            tenant,
+            from: Some([192, 0, 2, last].into()),
+            snapshot: &snapshot,
+        };
+        let drawn = |asker: Asker<'_>, purse: Purse| {
+            let share = documents.turns((asker, purse));
+            std::iter::from_fn(|| share.draw(1)).collect::<Vec<_>>()
+        };
+        let first = drawn(at("a", 1), Purse::Open);
+        let second = drawn(at("a", 2), Purse::Open);
+        assert_eq!((first.len(), second.len()), (21, 7));
+        let url = Url::parse(ID).unwrap();
+        let purse = async |last: u8| documents.purse(at("a", last), (ID, &url)).await;
+        assert_eq!(purse(1).await, Err(BUSY));
+        assert_eq!(purse(3).await, Ok(Purse::Open));
+        let others = (3..9).map(|last| drawn(at("a", last), Purse::Open));
+        let others: Vec<_> = others.collect();
+        assert_eq!(others.iter().map(Vec::len).sum::<usize>(), 3);
+        assert_eq!(purse(9).await, Err(BUSY));
+        assert_eq!(drawn(at("a", 1), Purse::Granted).len(), 11);
+        assert_eq!(drawn(at("b", 1), Purse::Open).len(), 11);
+        drop(first);
+        assert_eq!(purse(9).await, Ok(Purse::Open));
     }
 
     /// Silent name servers of one tenant's strangers turned documents off at all tenants.

@@ -181,16 +181,20 @@ impl<'t> PlatformToken<'t> {
         state: &OauthState,
         trusted: ByKeys<'c>,
     ) -> Result<Vec<Candidate<'c>>, OauthRefusal> {
-        let mut signed = Vec::new();
+        let (mut signed, mut away) = (Vec::new(), None);
         for (jwks, of) in trusted {
             // A set that is declared is parsed and tried without a pause.
             others_first().await;
-            if self.is_signed(state, jwks).await? {
-                signed.extend(of);
+            match self.is_signed(state, jwks).await {
+                Ok(true) => signed.extend(of),
+                Ok(false) => {}
+                // Another set may have signed: a declared one needs no issuer.
+                Err(refusal) => away = Some(refusal),
             }
         }
         if signed.is_empty() {
-            return Err(refused("the signature is of no key of the issuer"));
+            let none = || refused("the signature is of no key of the issuer");
+            return Err(away.unwrap_or_else(none));
         }
         Ok(signed)
     }

@@ -547,3 +547,26 @@ async fn an_issuer_that_misbehaves_takes_little_of_the_gateway() {
     assert!(more <= 4 * 2 + 4, "{more} connections");
     assert!(refused <= more / 2, "{refused}, {more} connections");
 }
+
+/// The keys of an issuer that strangers kept the gateway from asking shut out workloads whose keys are declared: the set that is
+/// fetched was tried first, and no other one.
+#[tokio::test]
+async fn workloads_of_declared_keys_do_without_those_of_their_issuer() {
+    let (key, cluster) = (Key::new("k"), Key::new("c"));
+    let issuer = Issuer::start(&[&key]).await;
+    let mut tenants = tenants(&issuer.url, &cluster);
+    tenants["a"]["clients"]["offline"]["workload"]["issuer"] = json!(issuer.url);
+    let gateway = Served::start(config(), tenants).await;
+    let ours = issuer_of(&gateway).await;
+    issuer.turn(Mood::Failing);
+    let resource = format!("{}/t/a/y/mcp", gateway.origin());
+    let by = async |key: &Key| {
+        let token = signed(key, &claims(&issuer, &ours, &[("sub", json!("o"))]));
+        asked(&gateway, &token, &[("resource", &resource)]).await
+    };
+    let declared = by(&cluster).await;
+    assert_eq!(declared.status, StatusCode::OK, "{}", declared.body);
+    // A key of no declared set may be one of the issuer.
+    let away = by(&key).await;
+    away.assert_refused(503, "temporarily_unavailable");
+}

@@ -159,11 +159,16 @@ async fn names_are_in_the_order_of_bytes_in_every_locale() {
     let pool = place.pool().await;
     assert_eq!(of_other_orders(&pool).await, ["upstreams"]);
     // Few builds of PostgreSQL have a locale with another order, so the plan tells by which it is.
-    let text = PAGE.replace("{table}", "upstreams").replace("{owner}", "tenant");
+    let text = PAGE
+        .replace("{table}", "upstreams")
+        .replace("{owner}", "tenant");
     let text: &'static str = format!("EXPLAIN {text}").leak();
     let of = vec!["acme".into(), "a".into(), 1_i64.into()];
     let plan = pool.read(text, of).await.unwrap();
-    let plan: Vec<String> = plan.iter().map(|row| row.get("QUERY PLAN").unwrap()).collect();
+    let plan: Vec<String> = plan
+        .iter()
+        .map(|row| row.get("QUERY PLAN").unwrap())
+        .collect();
     let plan = plan.join("\n");
     for by_bytes in ["Sort Key: name COLLATE \"C\"", "name)::text > "] {
         assert!(plan.contains(by_bytes), "{plan}");

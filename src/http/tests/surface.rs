@@ -1187,7 +1187,9 @@ async fn probes_of_an_address_take_no_room_of_others() {
     let used = memory.requests().used();
     let of_each = |address| [memory.address(address), memory.probes(address)];
     let shares: Vec<_> = addresses.into_iter().flat_map(of_each).collect();
-    let turns = shares.iter().flat_map(|share| std::iter::repeat_n(share, 4));
+    let turns = shares
+        .iter()
+        .flat_map(|share| std::iter::repeat_n(share, 4));
     let mut line: Vec<_> = turns.map(|share| Box::pin(share.others_first())).collect();
     for one in &mut line {
         assert!(futures_util::poll!(one).is_pending());

@@ -11,6 +11,7 @@
 //! * `page_cursors`: sealed page cursors of lists
 //! * `reader`: reader of a stream: the position of one connection
 //! * `routes`: routing table: the stream for each message of the server
+//! * `seldom`: a queue that most sessions never use
 //! * `session_log`: event log of one session: event ids and reads
 //! * `table`: all streams of a session
 //! * `writes`: writes that the event log has not acknowledged; at their limit the child is not read
@@ -23,6 +24,7 @@ mod open_calls;
 mod page_cursors;
 mod reader;
 mod routes;
+mod seldom;
 mod session_log;
 mod table;
 mod writes;

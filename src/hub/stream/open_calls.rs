@@ -65,17 +65,15 @@ impl Streams {
 
     /// The log has acknowledged the oldest write under way: accepts the bodies that have waited for it.
     pub(super) fn accept_behind_write(&mut self) {
-        for acceptance in &mut self.accepted {
+        for acceptance in self.accepted.iter_mut() {
             acceptance.behind = acceptance.behind.map(|behind| behind.saturating_sub(1));
         }
         self.send_accepted();
     }
 
     fn send_accepted(&mut self) {
-        let first = self.accepted.iter();
-        let done = first.take_while(|acceptance| acceptance.behind == Some(0));
-        let done = done.count();
-        for acceptance in self.accepted.drain(..done) {
+        let is_done = |acceptance: &mut Acceptance| acceptance.behind == Some(0);
+        while let Some(acceptance) = self.accepted.pop_if(is_done) {
             let _ = acceptance.reply.send(Answer::Accepted);
         }
     }
@@ -119,7 +117,7 @@ impl Streams {
             self.write(id, write)?;
         }
         let under_way = self.writes.under_way();
-        for acceptance in &mut self.accepted {
+        for acceptance in self.accepted.iter_mut() {
             acceptance.behind.get_or_insert(under_way);
         }
         self.send_accepted();

@@ -1,7 +1,6 @@
 //! Streams of one session: held responses, open streams, and the connections that read them.
 
 use std::{
-    collections::VecDeque,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -17,6 +16,7 @@ use super::{
     answer::{Acceptance, Answer, Form},
     entry::{Held, Stream, StreamLimits},
     reader::{Attachment, Pulse, Reader, StreamEnd, Tail},
+    seldom::Seldom,
     session_log::SessionLog,
     writes::{Write, Writes},
 };
@@ -37,9 +37,9 @@ pub(crate) struct Streams {
     pub(super) open: Table<StreamId, Box<Stream>>,
     pub(super) writes: Writes,
     /// Answers that wait for events of the listener, in the order of the events.
-    answers: VecDeque<WaitingAnswer>,
+    answers: Seldom<WaitingAnswer>,
     /// Bodies of HTTP+SSE that wait to be accepted, in their order.
-    pub(super) accepted: Vec<Acceptance>,
+    pub(super) accepted: Seldom<Acceptance>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) revision: Option<Revision>,
     /// Whether every connection to the listener gets its events, and not the youngest alone.
@@ -99,8 +99,8 @@ impl Streams {
             last: LISTENER_STREAM,
             open,
             writes,
-            answers: VecDeque::new(),
-            accepted: Vec::new(),
+            answers: Seldom::new(),
+            accepted: Seldom::new(),
             pulse,
             revision: None,
             has_many_listeners: false,
@@ -214,7 +214,7 @@ impl Streams {
             (*id, Write::Open { last, calls })
         });
         let known: Vec<_> = known.collect();
-        for acceptance in &mut self.accepted {
+        for acceptance in self.accepted.iter_mut() {
             acceptance.behind = acceptance.behind.map(|behind| behind + known.len());
         }
         self.writes.renew(epoch, known);
@@ -489,7 +489,7 @@ impl Streams {
         let listener = self.open.get(&LISTENER_STREAM);
         let unacknowledged = listener.filter(|listener| listener.last > listener.tail.get().last);
         if let Some(listener) = unacknowledged {
-            self.answers.push_back(WaitingAnswer {
+            self.answers.push(WaitingAnswer {
                 behind: listener.last,
                 reply,
                 answer,
@@ -504,7 +504,7 @@ impl Streams {
     /// seen them, so their clients must not be told to repeat them.
     pub(crate) fn fail_answers(&mut self, error: impl Fn(&[u8]) -> Bytes) {
         self.hold_again(&error);
-        for WaitingAnswer { reply, answer, .. } in std::mem::take(&mut self.answers) {
+        for WaitingAnswer { reply, answer, .. } in self.answers.take_all() {
             let _ = reply.send(match answer {
                 Answer::Json(lines) => Answer::Json(failed(&lines, &error)),
                 other => other,
@@ -514,10 +514,8 @@ impl Streams {
 
     /// Sends the answers that waited for event `number` of the listener.
     fn send_answers(&mut self, number: u64) {
-        while let Some(waiting) = self
-            .answers
-            .pop_front_if(|waiting| waiting.behind <= number)
-        {
+        let is_due = |waiting: &mut WaitingAnswer| waiting.behind <= number;
+        while let Some(waiting) = self.answers.pop_if(is_due) {
             let _ = waiting.reply.send(waiting.answer);
         }
     }
@@ -538,11 +536,11 @@ impl Streams {
 
     /// Ends every stream at the end of the session; held responses are answered with `refusal`.
     pub(crate) fn release(&mut self, end: StreamEnd, refusal: impl Fn() -> Answer) {
-        for waiting in self.answers.drain(..) {
+        for waiting in self.answers.take_all() {
             let _ = waiting.reply.send(refusal());
         }
         // The server had them before the log, and a refusal would say that they can be sent again.
-        for body in self.accepted.drain(..) {
+        for body in self.accepted.take_all() {
             let _ = body.reply.send(Answer::Refused(Error::Lost));
         }
         for (_, mut stream) in self.open.drain() {

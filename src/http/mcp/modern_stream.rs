@@ -19,7 +19,7 @@ use crate::http::{
 use crate::{
     auth::Access,
     base::budget::{Budget, Drawn, LargeWork},
-    declare::Tenant,
+    declare::TenantProfile,
     hub::{
         CallError,
         stateless::{CallInFlight, Parked, Stateless, Subscription},
@@ -47,7 +47,7 @@ pub(super) struct Responder {
     completion: Completion,
     /// Whether the client can be asked to visit a URL before it calls again.
     may_visit: bool,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
 }
 
 impl Responder {
@@ -428,7 +428,7 @@ pub(super) struct SubscriptionStream {
     subscription: Subscription,
     reader: Reader,
     tasks: WatchedTasks,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
 }
 
 impl SubscriptionStream {

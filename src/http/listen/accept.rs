@@ -33,7 +33,7 @@ use tokio_util::task::TaskTracker;
 use super::activity::{Activity, Open};
 use super::connections::{Admission, Connections};
 use super::requests::Requests;
-use super::tls::TlsReload;
+use super::tls::{self, TlsReload};
 use super::wire::{HEAD, Wire};
 use crate::base::budget::{Stepped, others_first};
 use crate::base::memory::pinned;
@@ -220,7 +220,7 @@ impl Connection {
             // No turn is spent on waiting for the peer.
             stream.readable().await?;
             self.admission.others_first().await;
-            tokio_rustls::TlsAcceptor::from(config).accept(stream).await
+            tls::accept(stream, config).await
         };
         let secured = Box::pin(self.with_deadline(handshake)).await;
         let stream = match secured {

@@ -906,19 +906,30 @@ async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address(
     assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
     drop(held);
     within("none is left", 0, 0).await;
+}
+
+/// A buffer of about 100 KiB was nobody's, once its head was taken.
+#[tokio::test]
+async fn what_is_read_ahead_of_a_request_is_given_back_but_for_its_buffer() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let length = fields.len() as u64;
+    let first = format!("GET /livez HTTP/1.1\r\n{host}\r\n");
     // A head that comes to its end is taken, but the buffer that it was read into stays with its connection.
     let mut stream = surface.connect().await;
     let whole = format!("GET /livez HTTP/1.1\r\n{host}{fields}\r\n");
     stream.write_all(whole.as_bytes()).await.expect("write");
     let (answer, is_closed) = quiet(&mut stream).await;
     assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
-    within("its buffer", length, 128 << 10).await;
+    holds_between(&memory, length, 128 << 10).await;
     stream.write_all(first.as_bytes()).await.expect("write");
     let (answer, is_closed) = quiet(&mut stream).await;
     assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
-    within("its buffer", length, 128 << 10).await;
+    holds_between(&memory, length, 128 << 10).await;
     drop(stream);
-    within("nothing of its connection", 0, 0).await;
+    holds_between(&memory, 0, 0).await;
     // A head of some length leaves nothing, though more is read at a time behind the next request.
     let mut stream = surface.connect().await;
     let whole = format!(
@@ -928,13 +939,13 @@ async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address(
     stream.write_all(whole.as_bytes()).await.expect("write");
     let (answer, is_closed) = quiet(&mut stream).await;
     assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
-    within("a whole head", 0, 0).await;
+    holds_between(&memory, 0, 0).await;
     let hang = format!("GET /hang HTTP/1.1\r\n{host}\r\n");
     stream.write_all(hang.as_bytes()).await.expect("write");
-    within("a request", 1, u64::MAX).await;
-    let least = used() + (8 << 10);
+    holds_between(&memory, 1, u64::MAX).await;
+    let least = memory.requests().used() + (8 << 10);
     stream.write_all(fields.as_bytes()).await.expect("write");
-    within("what is behind it", least + 1, u64::MAX).await;
+    holds_between(&memory, least + 1, u64::MAX).await;
 }
 
 /// Ten thousand connections kept 100 KiB each for a head that each had sent once, and nobody counted them.

@@ -453,6 +453,19 @@ impl SubscriptionStream {
         Some(with_subscription(&message, &self.id))
     }
 
+    /// A notification of another session, if there is room for a copy. One that was or would be missed ends the
+    /// subscription: the client subscribes again, and reads all anew.
+    fn changed(&mut self, change: Option<Bytes>) -> Next {
+        let Some(event) = change else {
+            return Next::Released;
+        };
+        let Some(drawn) = self.reader.budgets().room_for(event.len()) else {
+            return Next::Released;
+        };
+        self.reader.give(drawn);
+        Next::Events(vec![(String::new(), event)])
+    }
+
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
         let message = Message::parse(event).ok()?;
         let is_wanted = self.subscription.hears(&message);
@@ -463,16 +476,14 @@ impl SubscriptionStream {
 impl Source for SubscriptionStream {
     async fn next(&mut self) -> Part {
         let mut bytes = BytesMut::new();
+        let share = self.reader.budgets().clone();
         loop {
             let next = tokio::select! {
                 next = self.reader.next() => next,
-                change = self.subscription.changes.next() => match change {
-                    Some(event) => Next::Events(vec![(String::new(), event)]),
-                    // A notification was or would be missed: the client subscribes again, and reads all anew.
-                    None => Next::Released,
-                },
-                state = self.tasks.next(&self.tenant.name) => {
+                change = self.subscription.changes.next() => self.changed(change),
+                (state, drawn) = self.tasks.next(&self.tenant.name, &share) => {
                     let Some(line) = self.task(&state) else { continue };
+                    self.reader.give(drawn);
                     push_message(&mut bytes, "", &line);
                     return Part::More(bytes.freeze());
                 }

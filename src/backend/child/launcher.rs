@@ -350,7 +350,7 @@ mod tests {
         // Its lock is nothing of the link's.
         let held = File::open(&outside).unwrap();
         rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
-        fs::set_permissions(&closed, Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, Permissions::from_mode(0o0)).unwrap();
         assert_eq!(Launcher::tidy_dir(&work, GUARDED), 0);
         assert_eq!(Launcher::tidy_dir(&work, Duration::ZERO), 3);
         assert_eq!(fs::read_dir(&work).unwrap().count(), 0);

@@ -385,16 +385,15 @@ fn call(
 /// Notes the answer to a request, which is open until all of it is sent.
 fn answered(requests: &Requests, open: Option<Open>, mut response: Response) -> Response {
     requests.answered();
-    match open {
-        Some(open) => open.until_sent(response),
-        None => {
-            // Its buffer is kept as long as the connection, though nothing waits in it.
-            if requests.has_to_end() {
-                let close = HeaderValue::from_static("close");
-                response.headers_mut().insert(CONNECTION, close);
-            }
-            response
+    if let Some(open) = open {
+        open.until_sent(response)
+    } else {
+        // Its buffer is kept as long as the connection, though nothing waits in it.
+        if requests.has_to_end() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
         }
+        response
     }
 }
 

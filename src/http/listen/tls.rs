@@ -33,7 +33,7 @@ pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
 pub(crate) enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
-    Unreadable(PathBuf, std::io::Error),
+    Unreadable(PathBuf, io::Error),
     /// A file has no usable PEM section of the expected kind.
     #[error("{0} has no usable {1}")]
     NotPem(PathBuf, &'static str),

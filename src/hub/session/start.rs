@@ -26,9 +26,7 @@ use crate::{
         ownership::STORE_AWAY,
         stream::Answer,
     },
-    protocol::{
-        Kind, LISTENER_STREAM, Message, Revision, initialize, jsonrpc, modern,
-    },
+    protocol::{Kind, LISTENER_STREAM, Message, Revision, initialize, jsonrpc, modern},
     telemetry::{
         LimitName, MethodClass, Operation, Outcome, TraceContext, log_operation, semconv,
         traces::INITIALIZE,

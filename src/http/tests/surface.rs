@@ -828,6 +828,7 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     let headers = format!("Content-Length: {}\r\n\r\n{body}", body.len());
     let post = async || surface.ask("POST /mcp", &headers).await.0;
     assert_eq!(status(&post().await), "200");
+    holds_between(&memory, 0, 0).await;
     let own = "127.0.0.1".parse().unwrap();
     // A body that cannot fit is refused before any of it comes.
     let begun = format!("Content-Length: {}\r\n\r\n", 60 << 10);

@@ -12,9 +12,10 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
 use tokio::time::{Instant, Sleep};
 
-use crate::base::budget::{Budget, Drawn};
+use crate::base::budget::Budget;
 
 /// State of a request and its body, shared by the body and the gate.
 #[derive(Clone, Debug)]
@@ -110,36 +111,11 @@ impl BodyState {
         if amount == 0 {
             return answer;
         }
-        Body::new(HeldAnswer {
-            inner: answer,
-            _held: self.0.budget.hold(amount),
-        })
-    }
-}
-
-/// The body of an answer with what its address holds as long as it goes on.
-struct HeldAnswer {
-    inner: Body,
-    _held: Drawn,
-}
-
-impl HttpBody for HeldAnswer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        let held = self.0.budget.hold(amount);
+        Body::new(answer.map_frame(move |frame| {
+            let _held = &held;
+            frame
+        }))
     }
 }
 

@@ -3,18 +3,16 @@
 //! hyper ends an idle HTTP/1 connection itself. One of HTTP/2 it keeps as long as the peer answers pings.
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{body::Body, response::Response};
-use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as _;
+use http_body_util::BodyExt;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -60,7 +58,12 @@ impl Open {
         if response.body().size_hint().exact().is_some() {
             return response;
         }
-        response.map(|body| Body::new(Sent { body, _open: self }))
+        response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _open = &self;
+                frame
+            }))
+        })
     }
 }
 
@@ -72,36 +75,11 @@ impl Drop for Open {
     }
 }
 
-/// The body of a response, with its request.
-struct Sent {
-    body: Body,
-    _open: Open,
-}
-
-impl HttpBody for Sent {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
 
+    use bytes::Bytes;
     use futures_util::stream::pending;
     use tokio::time::timeout;
 

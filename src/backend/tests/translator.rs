@@ -494,7 +494,10 @@ fn a_caller_at_a_shared_child_leaves_room_for_calls_of_others() {
     let again = both.owner_writes(&answer(&format!(r#""{}.1.0""#, first[0]), &long));
     let error = r#""error":{"code":-32603,"message":"the server asks for too much at once"}"#;
     let told = answer(&first[0].to_string(), error);
-    assert_eq!((&*again, both.owner.split_off(0)), ("", [told.into()].into()));
+    assert_eq!(
+        (&*again, both.owner.split_off(0)),
+        ("", VecDeque::from([Bytes::from(told)]))
+    );
     let short = r#""result":{"roots":[]}"#;
     let again = both.owner_writes(&answer(&format!(r#""{}.1.0""#, first[2]), short));
     assert!(again.contains(r#""roots":[]"#), "{again}");

@@ -454,9 +454,16 @@ impl SubscriptionStream {
     }
 
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
-        let message = Message::parse(event).ok()?;
-        let is_wanted = self.subscription.hears(&message);
-        is_wanted.then(|| with_subscription(&message, &self.id))
+        let turn = LargeWork::at_once(&self.tenant.name, event.len());
+        turn.run(|| {
+            // Most of what is long is of no subscription.
+            if !modern::is_change(&event) {
+                return None;
+            }
+            let message = Message::parse(event).ok()?;
+            let is_wanted = self.subscription.hears(&message);
+            is_wanted.then(|| with_subscription(&message, &self.id))
+        })
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     declare::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, OwnKey, Policy,
-        Server, Tenant,
+        Server, Tenant, TenantProfile,
     },
     endpoint::TenantHost,
 };
@@ -32,7 +32,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
     principal: Principal,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
+    /// The tenant by which it was judged, whose address is no other's as long as there is this reference. It is weak:
+    /// streams, calls and tasks keep their access through changes, each of which makes another tenant.
+    declared: Weak<Tenant>,
+    /// Whether an authorization server issues tokens for the tenant.
+    has_issuer: bool,
+    /// Whether that is the tenant's own, at which people have an account page.
+    has_account_page: bool,
     server: Arc<Server>,
     /// The scopes of the credentials, if the principal may not have all of them.
     claimed: Option<Arc<Vec<String>>>,
@@ -129,14 +136,15 @@ impl Access {
         let tenant = catalog.tenants.get(&self.tenant.name);
         let judged = self.issued.as_ref();
         judged.is_some_and(|issued| std::ptr::eq(issued.as_ptr(), Arc::as_ptr(&catalog.issued)))
-            && tenant.is_some_and(|tenant| Arc::ptr_eq(tenant, &self.tenant))
+            && tenant
+                .is_some_and(|tenant| std::ptr::eq(Arc::as_ptr(tenant), self.declared.as_ptr()))
     }
 
     /// Whether it permits what `other` does, which is the same access at another time. Groups may change without the
     /// tenant: by the word of an identity provider.
     pub(crate) fn permits_the_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.server, &other.server)
-            && Arc::ptr_eq(&self.tenant, &other.tenant)
+            && Weak::ptr_eq(&self.declared, &other.declared)
             && *self.groups == *other.groups
             && self.scopes == other.scopes
     }
@@ -147,8 +155,18 @@ impl Access {
     }
 
     /// The tenant whose server it is.
-    pub(crate) fn tenant(&self) -> &Arc<Tenant> {
+    pub(crate) fn tenant(&self) -> &Arc<TenantProfile> {
         &self.tenant
+    }
+
+    /// Whether an authorization server issues tokens for the tenant.
+    pub(crate) fn has_issuer(&self) -> bool {
+        self.has_issuer
+    }
+
+    /// Whether people have an account page at the tenant.
+    pub(crate) fn has_account_page(&self) -> bool {
+        self.has_account_page
     }
 
     /// The OAuth scopes of the credentials that the principal may have.
@@ -405,7 +423,10 @@ impl Authenticated {
         let has_all = self.scopes.iter().all(|scope| may(&scope));
         Some(Access {
             principal: self.principal.clone(),
-            tenant: Arc::clone(tenant),
+            tenant: Arc::clone(&tenant.profile),
+            declared: Arc::downgrade(tenant),
+            has_issuer: tenant.auth.has_issuer(),
+            has_account_page: matches!(tenant.auth, AuthMode::Builtin(_)),
             server: Arc::clone(server),
             claimed: (!has_all).then(|| Arc::new(self.scopes.to_vec())),
             scopes: if has_all {
@@ -511,7 +532,10 @@ impl Access {
     pub(crate) fn of(tenant: &Arc<Tenant>, server: &Arc<Server>, subject: &str) -> Self {
         Self {
             principal: Principal::new(&tenant.name, Some("test"), Some(subject), None),
-            tenant: Arc::clone(tenant),
+            tenant: Arc::clone(&tenant.profile),
+            declared: Arc::downgrade(tenant),
+            has_issuer: tenant.auth.has_issuer(),
+            has_account_page: matches!(tenant.auth, AuthMode::Builtin(_)),
             server: Arc::clone(server),
             claimed: None,
             scopes: Arc::default(),
@@ -730,6 +754,28 @@ mod tests {
             let access = access.placed(&catalog.issued, None, None);
             assert_eq!(access.is_of(&catalog), is_of, "{expires}");
         }
+    }
+
+    /// Each stream, call and task kept all keys and users that the tenant had when it began.
+    #[test]
+    fn an_access_keeps_no_tenant_of_before_a_change() {
+        let before = keyed("subject: ada, servers: [x]", "");
+        let access = by_key(&before, "x").unwrap();
+        let access = access.placed(&before.issued, None, None);
+        let (former, key) = (
+            &before.tenants["a"],
+            &before.tenants["a"].api_keys[&[0; 32]],
+        );
+        let (former, key) = (Arc::downgrade(former), Arc::downgrade(key));
+        let now = keyed("subject: ada, servers: [x, y]", "").reusing(&before);
+        drop(before);
+        assert!(former.upgrade().is_none() && key.upgrade().is_none());
+        assert_eq!(access.tenant().name, "a");
+        assert!(!access.is_of(&now));
+        let renewed = renew(&now, &access, NOW_MS).unwrap();
+        assert!(renewed.is_of(&now) && !renewed.permits_the_same(&access));
+        let again = renew(&now, &access, NOW_MS).unwrap();
+        assert!(renewed.permits_the_same(&again));
     }
 
     /// Sessions and streams went on with the groups of before, until a declaration changed.

@@ -187,7 +187,8 @@ mod tests {
         assert!(!is_volume(Uid::ROOT).unwrap(), "anybody may have made it");
     }
 
-    /// A gateway of another user, after one that was root and was killed, did not start.
+    /// A gateway of another user, after one that was root and was killed, did not start, though the volume had been given
+    /// back to its group, as the kubelet does.
     #[test]
     fn what_root_left_in_a_work_dir_is_nothing_of_others() {
         if !rustix::process::geteuid().is_root() {

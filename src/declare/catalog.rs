@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Deref,
     sync::Arc,
 };
 
@@ -69,7 +70,7 @@ impl Catalog {
     pub(crate) fn identify(&mut self, tenant: &str, id: Uuid) {
         let tenant = self.tenants.get_mut(tenant);
         if let Some(tenant) = tenant.and_then(Arc::get_mut) {
-            tenant.id = Some(id);
+            Arc::make_mut(&mut tenant.profile).id = Some(id);
         }
     }
 
@@ -122,11 +123,7 @@ impl Catalog {
             }
             // No other reference exists yet.
             if let Some(tenant) = Arc::get_mut(tenant) {
-                for (name, server) in &mut tenant.servers {
-                    if let Some(old) = old.servers.get(name).filter(|old| *old == server) {
-                        *server = Arc::clone(old);
-                    }
-                }
+                tenant.reuse(old);
             }
         }
         self
@@ -167,11 +164,8 @@ impl Catalog {
 /// The unit of isolation: tenants share nothing.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Tenant {
-    /// The name in URLs.
-    pub(crate) name: String,
-    /// The row that declares it, once it is stored: one that is declared again under the name of a removed one is
-    /// another, even if no snapshot was without it.
-    pub(crate) id: Option<Uuid>,
+    /// The part that streams, calls and sessions keep of it.
+    pub(crate) profile: Arc<TenantProfile>,
     /// The authentication of callers.
     pub(crate) auth: AuthMode,
     /// Whether access tokens have to be bound to a key.
@@ -182,6 +176,19 @@ pub(crate) struct Tenant {
     pub(crate) default_server: Option<String>,
     /// Hosts of its own, in lower case, each with its port if that is not the one of the public URL.
     pub(crate) hosts: Vec<(String, Option<u16>)>,
+    /// Its servers by name.
+    pub(crate) servers: BTreeMap<String, Arc<Server>>,
+}
+
+/// The part of a tenant that streams, calls and sessions keep, with a few hundred bytes whatever the tenant declares.
+/// Each change makes another tenant: with the whole of it, a stream for each change would keep a copy of everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TenantProfile {
+    /// The name in URLs.
+    pub(crate) name: String,
+    /// The row that declares it, once it is stored: one that is declared again under the name of a removed one is
+    /// another, even if no snapshot was without it.
+    pub(crate) id: Option<Uuid>,
     /// The session-based MCP revisions that its clients may negotiate, newest first; empty if it serves
     /// the modern one alone.
     pub(crate) revisions: Vec<Revision>,
@@ -189,11 +196,57 @@ pub(crate) struct Tenant {
     pub(crate) is_modern: bool,
     /// Its quotas.
     pub(crate) quotas: Quotas,
-    /// Its servers by name.
-    pub(crate) servers: BTreeMap<String, Arc<Server>>,
+}
+
+impl TenantProfile {
+    /// The profile of a tenant that no row declares yet, with its session-based revisions and whether it serves
+    /// revision 2026-07-28.
+    pub(crate) fn new(
+        name: &str,
+        (revisions, is_modern): (Vec<Revision>, bool),
+        quotas: Quotas,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            id: None,
+            revisions,
+            is_modern,
+            quotas,
+        }
+    }
+}
+
+impl Deref for Tenant {
+    type Target = TenantProfile;
+
+    fn deref(&self) -> &TenantProfile {
+        &self.profile
+    }
 }
 
 impl Tenant {
+    /// Replaces equal parts by those of `old`, the same tenant before a change, so that a change of one object makes no
+    /// copies of the others.
+    fn reuse(&mut self, old: &Self) {
+        reuse(&mut self.profile, &old.profile);
+        reuse_all(&mut self.api_keys, |hash| old.api_keys.get(hash));
+        reuse_all(&mut self.servers, |name| old.servers.get(name));
+        match (&mut self.auth, &old.auth) {
+            (AuthMode::Builtin(new), AuthMode::Builtin(old)) => {
+                reuse(new, old);
+                // There are other references to one that is reused as a whole.
+                if let Some(new) = Arc::get_mut(new) {
+                    reuse_all(&mut new.users, |name| old.users.get(name));
+                    reuse_all(&mut new.clients, |id| old.clients.get(id));
+                    reuse_all(&mut new.providers, |name| old.providers.get(name));
+                    reuse_all(&mut new.upstreams, |name| old.upstreams.get(name));
+                }
+            }
+            (AuthMode::External(new), AuthMode::External(old)) => reuse(new, old),
+            _ => {}
+        }
+    }
+
     /// Returns the server of requests that name none: the declared one, or the only one.
     pub(crate) fn unnamed_server(&self) -> Option<&str> {
         let mut names = self.servers.keys();
@@ -234,6 +287,25 @@ impl Tenant {
         let mut seen = BTreeSet::new();
         let all = own.iter().chain(required).map(String::as_str);
         all.filter(|scope| seen.insert(*scope)).collect()
+    }
+}
+
+/// Replaces a part by the old one if they are equal.
+fn reuse<T: PartialEq>(part: &mut Arc<T>, old: &Arc<T>) {
+    if *part == *old {
+        *part = Arc::clone(old);
+    }
+}
+
+/// Replaces parts by the old ones under the same keys where they are equal.
+fn reuse_all<'p, 'o, K: 'p, T: PartialEq + 'p + 'o>(
+    parts: impl IntoIterator<Item = (&'p K, &'p mut Arc<T>)>,
+    old: impl Fn(&'p K) -> Option<&'o Arc<T>>,
+) {
+    for (key, part) in parts {
+        if let Some(old) = old(key) {
+            reuse(part, old);
+        }
     }
 }
 
@@ -283,5 +355,64 @@ mod tests {
         let all = [20_000, 30_000, 50_000, 130_000];
         assert_eq!(ends(&of("own_keys: {ttl: 2m}")), all);
         assert_eq!(ends(&Catalog::default()), [0; 0]);
+    }
+
+    fn read(text: &str) -> Catalog {
+        let read = parse("F", text, Format::Yaml, &BTreeMap::new());
+        read.unwrap().catalog
+    }
+
+    /// Each change made a copy of all keys, users and clients, and streams from before it kept theirs.
+    #[test]
+    fn a_change_of_one_object_copies_no_other() {
+        let of = |expires: &str, title: &str| {
+            let hash = |digit: usize| format!("hash: \"sha256:{}\"", digit.to_string().repeat(64));
+            let key = |digit: usize| {
+                let expires = if digit == 0 {
+                    expires
+                } else {
+                    "2030-01-01T00:00:00Z"
+                };
+                let hash = hash(digit);
+                format!(
+                    "k{digit}: {{{hash}, subject: s{digit}, servers: [x], expires: \"{expires}\"}}"
+                )
+            };
+            let keys = (0..10).map(key).collect::<Vec<_>>().join(", ");
+            let client = |id: &str, title: &str| {
+                format!("{id}: {{title: {title}, redirect_uris: [\"https://{id}.test/back\"]}}")
+            };
+            let clients = [client("one", title), client("other", "Other")].join(", ");
+            read(&format!(
+                "tenants: {{a: {{auth: {{mode: builtin}}, api_keys: {{{keys}}}, users: {{ada: {{}}, eve: {{}}}},
+                  clients: {{{clients}}}, servers: {{x: {{command: cat}}}}}}}}"
+            ))
+        };
+        let builtin = |catalog: &Catalog| match &catalog.tenants["a"].auth {
+            AuthMode::Builtin(builtin) => Arc::clone(builtin),
+            _ => unreachable!("it has its own authorization server"),
+        };
+        let before = of("2030-01-01T00:00:00Z", "One");
+        let after = of("2031-01-01T00:00:00Z", "One").reusing(&before);
+        let [old, new] = [&before, &after].map(|catalog| &catalog.tenants["a"]);
+        assert!(!Arc::ptr_eq(old, new) && Arc::ptr_eq(&old.profile, &new.profile));
+        let is_kept = |hash: &[u8; 32]| Arc::ptr_eq(&old.api_keys[hash], &new.api_keys[hash]);
+        assert_eq!(new.api_keys.len(), 10);
+        for hash in new.api_keys.keys() {
+            assert_eq!(is_kept(hash), *hash != [0; 32]);
+        }
+        assert!(Arc::ptr_eq(&old.servers["x"], &new.servers["x"]));
+        assert!(Arc::ptr_eq(&builtin(&before), &builtin(&after)));
+        let retitled = of("2030-01-01T00:00:00Z", "Two").reusing(&before);
+        let (old, new) = (builtin(&before), builtin(&retitled));
+        assert!(!Arc::ptr_eq(&old, &new));
+        assert!(
+            old.users
+                .iter()
+                .all(|(name, user)| Arc::ptr_eq(user, &new.users[name]))
+        );
+        assert!(!Arc::ptr_eq(&old.clients["one"], &new.clients["one"]));
+        assert_eq!(new.clients["one"].title, "Two");
+        assert!(Arc::ptr_eq(&old.clients["other"], &new.clients["other"]));
     }
 }

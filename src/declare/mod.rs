@@ -36,7 +36,7 @@ pub(crate) use self::authorization_server::{
     ProviderKind, PublicKey, SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload,
     machine_subject,
 };
-pub(crate) use self::catalog::{Catalog, Tenant};
+pub(crate) use self::catalog::{Catalog, Tenant, TenantProfile};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};
 pub(crate) use self::identity::{
     ALGORITHMS, Algorithm, ApiKey, ApiKeys, AuthMode, Dpop, External, Grantees, Grants,

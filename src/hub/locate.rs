@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep};
 use super::{
     core::{Handle, Transport},
     ownership::{
-        LookupSource, Place, RecordedOwner, STORE_AWAY, UNRESPONSIVE, is_of, recorded_owner,
+        LookupSource, Place, RecordedOwner, STORE_AWAY, UNRESPONSIVE, is_of, note_answer,
+        recorded_owner,
     },
     requests::Hub,
 };
@@ -50,6 +51,7 @@ impl Hub {
         match &lookup {
             LookupSource::Cached => {
                 let known = core.places.get(&id);
+                let known = known.map(|(known, _)| known);
                 if let Some(replica) = known.filter(|known| !core.unresponsive.has(known)) {
                     return Ok(Place::There(replica));
                 }
@@ -71,7 +73,7 @@ impl Hub {
                     if core.unresponsive.is_silent(&replica, asked, sign) {
                         return Err(UNRESPONSIVE);
                     }
-                    core.places.insert(id, replica.clone());
+                    core.places.insert(id, (replica.clone(), Instant::now()));
                     return Ok(Place::There(replica));
                 }
                 RecordedOwner::None => {
@@ -91,6 +93,11 @@ impl Hub {
                 return core.find(access, id.as_str()).map(|_| Place::Here);
             }
         }
+    }
+
+    /// Notes that another replica, which owns a session, has answered a request for it.
+    pub(crate) fn owner_answered(&self, id: &str, owner: &Replica) {
+        note_answer(&self.0.places, SessionId(id.into()), owner);
     }
 
     /// The access of a stream that has been relayed for a while, by the present catalogue.

@@ -790,23 +790,31 @@ async fn a_server_with_too_many_capabilities_is_not_used() {
         read -r line
         id=$(printf %s "$line" | sed 's/.*"id":\([0-9]*\).*/\1/')
         if [ -e "$MARK" ]; then
-            more=",\"more\":{\"x\":\"$(head -c "$BYTES" /dev/zero | tr '\0' x)\"}"
+            long=$(head -c "$BYTES" /dev/zero | tr '\0' x)
+            case "$PLACE" in
+                capabilities) more=",\"more\":{\"x\":\"$long\"}" ;;
+                *) text=",\"$PLACE\":\"$long\"" ;;
+            esac
         fi
         touch "$MARK"
-        printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}%s},"serverInfo":{"name":"s","version":"1"}}}\n' "$id" "$more"
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}%s},"serverInfo":{"name":"s","version":"1"}%s}}\n' "$id" "$more" "$text"
         cat > /dev/null
     "#;
-    for (isolation, bytes, is_used) in [
-        ("session", 64_000, true),
-        ("session", 66_000, false),
-        ("tenant", 64_000, true),
-        ("tenant", 66_000, false),
+    for (isolation, place, bytes, is_used) in [
+        ("session", "capabilities", 64_000, true),
+        ("session", "capabilities", 66_000, false),
+        ("session", "instructions", 260_000, true),
+        ("session", "instructions", 263_000, false),
+        ("tenant", "capabilities", 64_000, true),
+        ("tenant", "capabilities", 66_000, false),
+        ("tenant", "instructions", 260_000, true),
+        ("tenant", "instructions", 263_000, false),
     ] {
         let marks = tempfile::tempdir().unwrap();
         let mark = marks.path().join("started");
         let bench = Bench::new(&json!({
             "isolation": isolation, "command": "/bin/sh", "args": ["-c", script.replace('$', "$$")],
-            "env": {"MARK": mark, "BYTES": bytes.to_string(), "PATH": "/usr/bin:/bin"},
+            "env": {"MARK": mark, "PLACE": place, "BYTES": bytes.to_string(), "PATH": "/usr/bin:/bin"},
         }));
         // The first child says little; each other one says more.
         let client = bench.open("ada").await;
@@ -1168,10 +1176,7 @@ async fn a_session_is_told_of_a_change_once() {
         assert_eq!(is_change, is_told);
     }
     let known = core.sessions.get(&id).unwrap().access;
-    assert!(Arc::ptr_eq(
-        known.tenant(),
-        &core.snapshot.catalog().tenants["a"]
-    ));
+    assert!(known.is_of(&core.snapshot.catalog()));
     bench.end().await;
 }
 

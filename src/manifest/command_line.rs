@@ -9,7 +9,7 @@ use super::{
     reader::{Manifest, Reader, server_key},
     table::Findings,
 };
-use crate::declare::{ApiKeys, AuthMode, Catalog, Dpop, Launch, Quotas, Tenant};
+use crate::declare::{ApiKeys, AuthMode, Catalog, Dpop, Launch, Quotas, Tenant, TenantProfile};
 use crate::{
     base::Table,
     config::{Mistake, Node, Override, RUN_SERVER, RUN_TENANT, Value, Wrong},
@@ -47,17 +47,14 @@ pub(crate) fn single(
     server.launch.home = launch.home;
     // Not by way of the tree: the name of a directory need not be UTF-8.
     server.launch.cwd = server.launch.cwd.or(launch.cwd);
+    let offered = (revision::ALL.to_vec(), true);
     let tenant = Tenant {
-        name: RUN_TENANT.to_owned(),
-        id: None,
+        profile: Arc::new(TenantProfile::new(RUN_TENANT, offered, Quotas::NONE)),
         auth: AuthMode::None,
         dpop: Dpop::default(),
         api_keys: ApiKeys::default(),
         default_server: Some(RUN_SERVER.to_owned()),
         hosts: Vec::new(),
-        revisions: revision::ALL.to_vec(),
-        is_modern: true,
-        quotas: Quotas::NONE,
         servers: BTreeMap::from([(RUN_SERVER.to_owned(), Arc::new(server))]),
     };
     for key in ["command", "prepare"] {

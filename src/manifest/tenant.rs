@@ -12,7 +12,7 @@ use crate::{
     config::{Node, Value, Wrong, address::authority},
     declare::{
         AuthMode, Bounds, Catalog, Dpop, Holder, Isolation, Quotas, Room, Server, Supervision,
-        Tenant,
+        Tenant, TenantProfile,
     },
     protocol::{Revision, revision},
 };
@@ -100,19 +100,15 @@ impl Reader<'_> {
         let api_keys = self.api_keys(&fields, &auth, &names);
         let offered = fields.key("revisions", "Offered revisions of MCP; empty means all.");
         let offered = offered.optional(revisions());
-        let (revisions, is_modern) = offered.unwrap_or_else(|| (revision::ALL.to_vec(), true));
+        let offered = offered.unwrap_or_else(|| (revision::ALL.to_vec(), true));
         fields.end();
         Tenant {
-            name: tenant.to_owned(),
-            id: None,
+            profile: Arc::new(TenantProfile::new(tenant, offered, quotas)),
             auth,
             dpop,
             api_keys,
             default_server: default_server.flatten(),
             hosts: hosts.unwrap_or_default(),
-            revisions,
-            is_modern,
-            quotas,
             servers,
         }
     }

@@ -31,7 +31,15 @@ pub(crate) fn capabilities(result: &[u8]) -> &[u8] {
 }
 
 /// The most bytes of raw capabilities that a server may declare, as many as those of a client: sessions keep them.
-pub(crate) const MAX_CAPABILITIES: usize = 64 << 10;
+const MAX_CAPABILITIES: usize = 64 << 10;
+
+/// The most bytes of a whole result: each session, and each client that asks for it, has a copy.
+const MAX_RESULT: usize = 256 << 10;
+
+/// Whether a raw result is one that is kept and passed on, by its bytes.
+pub(crate) fn is_bounded(result: &[u8]) -> bool {
+    result.len() <= MAX_RESULT && capabilities(result).len() <= MAX_CAPABILITIES
+}
 
 /// Whether the capabilities `new` include all of `old`.
 pub(crate) fn covers(new: &[u8], old: &[u8]) -> bool {

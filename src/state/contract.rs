@@ -142,6 +142,15 @@ impl LogShare {
         }
     }
 
+    /// Draws for a part of a response before it is made; none without room for a long one.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<Drawn> {
+        let share = self.on_its_way(bytes);
+        if bytes < LONG_EVENT {
+            return Some(share.hold(bytes as u64));
+        }
+        share.draw(bytes as u64)
+    }
+
     /// Returns a message that may be an event: the log draws what it takes.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("hyper_util::", &["http/"]),
     ("http_body", &["http/", "oauth/"]),
     ("tower", &["http/"]),
-    ("tokio_rustls::", &["http/listen/accept.rs"]),
+    ("tokio_rustls::", &["http/listen/tls.rs"]),
     ("tokio::process", &[]),
     ("unsafe ", &["backend/linux/syscalls.rs", "base/memory.rs"]),
     (

@@ -5,7 +5,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, chown, fchown},
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::FlockOperation;
+use rustix::{fs::FlockOperation, io::Errno};
 
 use super::zygote::Zygote;
 use crate::backend::{
@@ -87,11 +87,11 @@ impl Launcher {
 
     /// Removes private directories that a killed guard left behind, and returns their number.
     pub(crate) fn tidy(&self) -> usize {
-        Self::tidy_dir(&self.work)
+        Self::tidy_dir(&self.work, GUARDED)
     }
 
-    /// Removes those in this directory. Other files in it are not touched.
-    pub(crate) fn tidy_dir(work: &Path) -> usize {
+    /// Removes those of at least this age in this directory. Other files in it are not touched.
+    pub(crate) fn tidy_dir(work: &Path, least: Duration) -> usize {
         let entries = fs::read_dir(work).into_iter().flatten().flatten();
         let is_left = |entry: &fs::DirEntry| {
             let name = entry.file_name();
@@ -99,28 +99,40 @@ impl Launcher {
             let changed = entry.metadata().and_then(|found| found.modified());
             // A time far ahead is one that its child has set.
             let age = changed.map(|at| at.elapsed().unwrap_or_else(|ahead| ahead.duration()));
-            is_private && age.is_ok_and(|age| age >= GUARDED)
+            is_private && age.is_ok_and(|age| age >= least)
         };
         let mut removed = 0;
         for entry in entries.filter(is_left) {
             let path = entry.path();
+            let opened = match removal::open_closed(&path) {
+                Ok(dir) => Some(dir),
+                // A link or a file, which no guard has.
+                Err(Errno::NOTDIR | Errno::LOOP) => None,
+                Err(_) => continue,
+            };
             // A guard holds the lock until its child is gone.
-            let Ok(dir) = File::open(&path) else { continue };
-            if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
-                continue;
+            let is_held = opened.as_ref().is_some_and(|dir| {
+                rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive).is_err()
+            });
+            if !is_held {
+                let outcome = removal::remove_patiently(&path);
+                removed += usize::from(Self::is_removed(&path, &outcome));
             }
-            removed += usize::from(Self::discard(&path));
         }
         removed
     }
 
     /// Removes a private directory in place of its guard; false if it remains.
     pub(crate) fn discard(dir: &Path) -> bool {
-        let removed = removal::remove(dir);
-        if let Err(error) = &removed {
+        Self::is_removed(dir, &removal::remove(dir))
+    }
+
+    /// Logs a removal that failed; false then.
+    fn is_removed(dir: &Path, outcome: &io::Result<()>) -> bool {
+        if let Err(error) = outcome {
             tracing::warn!(dir = %dir.display(), %error, "cannot remove a private directory");
         }
-        removed.is_ok()
+        outcome.is_ok()
     }
 
     /// Logs a private directory that a guard could not remove.
@@ -262,6 +274,11 @@ pub(super) fn write_private(file: &Path, content: &str, uid: Option<u32>) -> io:
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{File, Permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+    };
+
     use super::super::launcher::*;
 
     #[test]
@@ -302,5 +319,41 @@ mod tests {
         drop(held);
         assert_eq!(launcher.tidy(), 1);
         assert_eq!(fs::read_dir(work.path()).unwrap().count(), 5);
+    }
+
+    /// A gateway that is not root left them for ever.
+    #[test]
+    fn directories_that_children_closed_are_removed() {
+        let tmp = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let as_nobody = scope.spawn(|| {
+                if rustix::process::geteuid().is_root() {
+                    let nobody = rustix::fs::Uid::from_raw(65_534);
+                    rustix::fs::chown(tmp.path(), Some(nobody), None).unwrap();
+                    rustix::thread::set_thread_uid(nobody).unwrap();
+                }
+                closed_ones_are_removed(tmp.path());
+            });
+            as_nobody.join().unwrap();
+        });
+    }
+
+    fn closed_ones_are_removed(dir: &Path) {
+        let [work, outside] = ["work", "outside"].map(|name| dir.join(name));
+        let [closed, file, link] = [(); 3].map(|()| work.join(random_name()));
+        for made in [&closed, &outside] {
+            fs::create_dir_all(made).unwrap();
+            fs::write(made.join("f"), "x").unwrap();
+        }
+        fs::write(file, "x").unwrap();
+        symlink(&outside, link).unwrap();
+        // Its lock is nothing of the link's.
+        let held = File::open(&outside).unwrap();
+        rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        fs::set_permissions(&closed, Permissions::from_mode(0o0)).unwrap();
+        assert_eq!(Launcher::tidy_dir(&work, GUARDED), 0);
+        assert_eq!(Launcher::tidy_dir(&work, Duration::ZERO), 3);
+        assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+        assert!(outside.join("f").exists());
     }
 }

@@ -141,20 +141,19 @@ fn move_up(dir: &File, name: &CStr, top: &File, moved: &mut u64) -> Result<(), E
     }
 }
 
+/// Opens a directory, to look at its lock; follows no link. One that its owner may not read gets all rights of its owner:
+/// a child may have closed its own.
+///
+/// # Errors
+///
+/// The file system's; `NOTDIR` or `LOOP` for anything else than a directory.
+pub(crate) fn open_closed(path: &Path) -> Result<File, Errno> {
+    readable(CWD, path)
+}
+
 /// Opens a directory and gives all rights to its owner, and to nobody else: others could add files without end.
 fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = |flags| rustix::fs::openat(&at, name, flags, Mode::empty()).map(File::from);
-    let dir = match open(flags | OFlags::RDONLY) {
-        Err(Errno::ACCESS) => {
-            // By descriptor: a file that replaces the name is not touched.
-            let found = open(flags | OFlags::PATH)?;
-            let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
-            _ = fs::set_permissions(itself, Permissions::from_mode(OWN));
-            open(flags | OFlags::RDONLY)?
-        }
-        opened => opened?,
-    };
+    let dir = readable(at, name)?;
     // A directory whose mode cannot be changed may still be removable.
     if let Ok(found) = dir.metadata() {
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -167,6 +166,22 @@ fn open(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
         }
     }
     Ok(dir)
+}
+
+/// Opens a directory, and gives all rights to its owner if it cannot be read.
+fn readable(at: impl AsFd, name: impl Arg + Copy) -> Result<File, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |flags| rustix::fs::openat(&at, name, flags, Mode::empty()).map(File::from);
+    match open(flags | OFlags::RDONLY) {
+        Err(Errno::ACCESS) => {
+            // By descriptor: a file that replaces the name is not touched.
+            let found = open(flags | OFlags::PATH)?;
+            let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
+            _ = fs::set_permissions(itself, Permissions::from_mode(OWN));
+            open(flags | OFlags::RDONLY)
+        }
+        opened => opened,
+    }
 }
 
 /// Prefix of the names of moved directories.

@@ -14,11 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use super::pace::Calls;
 use crate::backend::{Refused, child::Entry};
 use crate::base::budget::{Budget, Drawn, drop_room, push_back};
-use crate::protocol::{
-    LogLevel, Message, Revision,
-    initialize::{self, MAX_CAPABILITIES},
-    modern,
-};
+use crate::protocol::{LogLevel, Message, Revision, initialize, modern};
 
 /// A message of a session to a shared child.
 pub(super) enum ToChild {
@@ -350,11 +346,11 @@ impl Initialized {
     ///
     /// # Errors
     ///
-    /// The reason why it cannot be used: an unknown revision, or more capabilities than sessions may keep.
+    /// The reason why it cannot be used: an unknown revision, or more than sessions may keep.
     pub(super) fn parse(message: &Message, entry: Arc<Entry>) -> Result<Self, &'static str> {
         let result = message.result().unwrap_or_default();
         let revision = initialize::of_result(result).ok_or("unsupported_revision")?;
-        if initialize::capabilities(result).len() > MAX_CAPABILITIES {
+        if !initialize::is_bounded(result) {
             return Err("invalid_answer");
         }
         Ok(Self {

@@ -9,6 +9,7 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -125,12 +126,18 @@ impl Work {
     }
 
     /// Removes what children of a killed gateway left in the data directory, if their files are elsewhere by now. The
-    /// launcher looks after the present directory alone.
+    /// launcher looks after the present directory alone, and nobody makes directories in this one: what has no lock is
+    /// left over, whatever its age.
     pub(super) fn remove_kept(&self, data_dir: &Path) {
         if matches!(self, Self::Kept(_)) {
             return;
         }
-        let removed = Launcher::tidy_dir(&data_dir.join(KEPT));
+        let kept = data_dir.join(KEPT);
+        // Behind a link may be what is not the gateway's: a child that could write here may have made it.
+        if removal::open_closed(&kept).is_err() {
+            return;
+        }
+        let removed = Launcher::tidy_dir(&kept, Duration::ZERO);
         if removed > 0 {
             tracing::info!(removed, "removed private directories of an earlier start");
         }
@@ -347,7 +354,9 @@ fn remove_former(own: &Path, dir: &Path) {
 
 /// Removes the directory of a gateway of this user, unless the gateway or one of its children is alive.
 fn remove_leftover(path: &Path, owner: Option<u32>) -> io::Result<()> {
-    let Ok(dir) = open(path) else { return Ok(()) };
+    let Ok(dir) = removal::open_closed(path) else {
+        return Ok(());
+    };
     remove_opened(&dir, path, owner)
 }
 
@@ -364,12 +373,14 @@ fn remove_opened(dir: &File, path: &Path, owner: Option<u32>) -> io::Result<()> 
     }
     for entry in fs::read_dir(path)? {
         // The guard of a child holds the lock of its private directory.
-        let is_alive = open(&entry?.path()).is_ok_and(|private| !is_free(&private));
+        let private = removal::open_closed(&entry?.path());
+        let is_alive = private.is_ok_and(|private| !is_free(&private));
         if is_alive {
             return Ok(());
         }
     }
-    removal::remove(path)
+    // Nobody waits for it, and installed packages may be very many files.
+    removal::remove_patiently(path)
 }
 
 /// Takes the lock of a directory, until it is closed; false if another process has it.
@@ -413,7 +424,6 @@ mod tests {
     use std::{
         collections::BTreeMap,
         sync::atomic::{AtomicBool, Ordering},
-        time::Duration,
     };
 
     use super::super::work::*;
@@ -686,17 +696,55 @@ mod tests {
     fn what_children_left_in_the_data_directory_is_removed_once_they_are_elsewhere() {
         let tmp = tempfile::tempdir().unwrap();
         let kept = tmp.path().join(KEPT);
-        let left = kept.join(random_name());
-        fs::create_dir_all(&left).unwrap();
-        let dir = open(&left).unwrap();
-        let now = dir.metadata().unwrap().modified().unwrap();
-        dir.set_modified(now - Duration::from_hours(2)).unwrap();
-        drop(dir);
-        fs::create_dir(kept.join("notes")).unwrap();
+        let [left, of_guard] = [(); 2].map(|()| kept.join(random_name()));
+        for dir in [&left, &of_guard, &kept.join("notes")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let guard = open(&of_guard).unwrap();
+        assert!(is_free(&guard));
         Work::Kept(kept.clone()).remove_kept(tmp.path());
         assert!(left.exists());
-        Work::Named(tmp.path().join("w/lg.a-_0Z")).remove_kept(tmp.path());
+        let elsewhere = Work::Named(tmp.path().join("w/lg.a-_0Z"));
+        // As a child of the gateway's user can have made it, before the gateway was root.
+        let moved = tmp.path().join("moved");
+        fs::rename(&kept, &moved).unwrap();
+        std::os::unix::fs::symlink(&moved, &kept).unwrap();
+        elsewhere.remove_kept(tmp.path());
+        assert!(left.exists(), "it is behind a link");
+        fs::remove_file(&kept).unwrap();
+        fs::rename(&moved, &kept).unwrap();
+        elsewhere.remove_kept(tmp.path());
         assert!(!left.exists() && kept.join("notes").exists());
+        assert!(of_guard.exists(), "its child is alive");
+    }
+
+    /// A gateway that is not root left it for ever, once a child had closed it.
+    #[test]
+    fn what_a_killed_gateway_left_is_removed_though_it_is_closed() {
+        let tmp = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let as_nobody = scope.spawn(|| {
+                if rustix::process::geteuid().is_root() {
+                    let nobody = Uid::from_raw(65_534);
+                    chown(tmp.path(), Some(nobody.as_raw()), None).unwrap();
+                    rustix::thread::set_thread_uid(nobody).unwrap();
+                }
+                let [own, left] = ["lg.a-_0Z", "lg.b-_0Z"].map(|name| tmp.path().join(name));
+                let private = left.join(random_name());
+                fs::create_dir_all(&private).unwrap();
+                let guard = open(&private).unwrap();
+                assert!(is_free(&guard));
+                set_mode(&private, 0);
+                Work::Named(own.clone()).remove_leftovers();
+                assert!(private.exists(), "its child is alive");
+                drop(guard);
+                set_mode(&private, 0);
+                set_mode(&left, 0);
+                Work::Named(own).remove_leftovers();
+                assert!(!left.exists());
+            });
+            as_nobody.join().unwrap();
+        });
     }
 
     #[test]

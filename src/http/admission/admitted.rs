@@ -171,7 +171,7 @@ impl Admitted {
     /// Returns the URL of the endpoint's metadata; `None` if no authorization server could grant
     /// more scopes.
     fn resource_metadata(&self, front: &Front) -> Option<String> {
-        let has_issuer = self.access.tenant().auth.has_issuer();
+        let has_issuer = self.access.has_issuer();
         has_issuer.then(|| self.endpoint().metadata_url(self.public_url(front)))
     }
 

@@ -212,7 +212,8 @@ async fn collect(
         }
     }
     // Most bodies are a single frame, which is copied if it is small: it is a slice of the buffer that the
-    // connection was read into, which is several times as long and would stay as long as the request waits.
+    // connection was read into, which is several times as long (that of a long head about 100 KiB), and would stay as long as the
+    // request waits.
     Ok(match first.len() {
         // Of an unknown length, it had room for the longest.
         0 if expected.is_none() => {
@@ -234,8 +235,8 @@ const STEP: usize = 64 << 10;
 const PART: usize = 256;
 /// Delay before a caller whose share is used up tries again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Longest body that is copied out of the buffer of its connection.
-const SMALL: usize = 2 << 10;
+/// Longest body that is copied out of the buffer of its connection, some microseconds: a longer one fills that.
+const SMALL: usize = 64 << 10;
 /// Longest body that is read for the id of a refused request.
 const SHORT: u64 = 16 << 10;
 /// Turns of the task of a connection after which what has arrived of a body is here.
@@ -297,14 +298,16 @@ mod tests {
         }
     }
 
-    /// A thousand requests that waited kept 8 KiB each for bodies of a hundred bytes.
+    /// A thousand requests that waited kept 8 KiB each for bodies of a hundred bytes, and 112 KiB behind long heads.
     #[tokio::test]
     async fn a_small_body_lets_go_of_the_buffer_that_it_arrived_in() {
-        let mut buffer = BytesMut::zeroed(8 << 10).freeze();
-        let arrived = Body::from(buffer.split_to(100));
-        let body = whole(arrived, 1 << 20).await.unwrap();
-        assert_eq!(body.len(), 100);
-        assert!(buffer.is_unique());
+        for (size, length) in [(8 << 10, 100), (112 << 10, 3000), (112 << 10, 60_000)] {
+            let mut buffer = BytesMut::zeroed(size).freeze();
+            let arrived = Body::from(buffer.split_to(length));
+            let body = whole(arrived, 1 << 20).await.unwrap();
+            assert_eq!(body.len(), length);
+            assert!(buffer.is_unique(), "{length} of {size}");
+        }
     }
 
     /// Sixteen clients with messages of 4 MiB made others wait twenty milliseconds.

@@ -15,7 +15,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use futures_util::FutureExt;
-use http::Request;
+use http::header::CONNECTION;
+use http::{HeaderValue, Request};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -32,7 +33,7 @@ use tokio_util::task::TaskTracker;
 use super::activity::{Activity, Open};
 use super::connections::{Admission, Connections};
 use super::requests::Requests;
-use super::tls::TlsReload;
+use super::tls::{self, TlsReload};
 use super::wire::{HEAD, Wire};
 use crate::base::budget::{Stepped, others_first};
 use crate::base::memory::pinned;
@@ -219,7 +220,7 @@ impl Connection {
             // No turn is spent on waiting for the peer.
             stream.readable().await?;
             self.admission.others_first().await;
-            tokio_rustls::TlsAcceptor::from(config).accept(stream).await
+            tls::accept(stream, config).await
         };
         let secured = Box::pin(self.with_deadline(handshake)).await;
         let stream = match secured {
@@ -382,11 +383,17 @@ fn call(
 }
 
 /// Notes the answer to a request, which is open until all of it is sent.
-fn answered(requests: &Requests, open: Option<Open>, response: Response) -> Response {
+fn answered(requests: &Requests, open: Option<Open>, mut response: Response) -> Response {
     requests.answered();
-    match open {
-        Some(open) => open.until_sent(response),
-        None => response,
+    if let Some(open) = open {
+        open.until_sent(response)
+    } else {
+        // Its buffer is kept as long as the connection, though nothing waits in it.
+        if requests.has_to_end() {
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
+        response
     }
 }
 

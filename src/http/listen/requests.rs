@@ -33,6 +33,8 @@ pub(super) struct Requests {
     taken: AtomicUsize,
     /// Whether its body may have trailers, of which hyper keeps what it has read.
     may_have_trailers: AtomicBool,
+    /// Whether the buffer that HTTP/1 is read into has grown for good.
+    has_grown: AtomicBool,
 }
 
 impl Requests {
@@ -46,6 +48,7 @@ impl Requests {
             was_answered: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
             may_have_trailers: AtomicBool::new(false),
+            has_grown: AtomicBool::new(false),
         })
     }
 
@@ -110,6 +113,17 @@ impl Requests {
     /// The share of the peer's address, or all that is free for a proxy; none at listeners that are not for everybody.
     pub(super) fn share(&self) -> Option<Arc<Budget>> {
         self.app.share_of_peer(self.peer.ip())
+    }
+
+    /// Notes that the buffer that HTTP/1 is read into has grown for good.
+    pub(super) fn note_grown(&self) {
+        self.has_grown.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that takes room that others need, so that the connection ends behind an answer.
+    pub(super) fn has_to_end(&self) -> bool {
+        let has_grown = self.has_grown.load(Ordering::Relaxed);
+        has_grown && self.share().is_some_and(|share| share.left() < 0)
     }
 
     /// Counts a head for which that share has no room.

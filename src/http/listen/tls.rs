@@ -1,9 +1,13 @@
 //! TLS of a listener: certificates from PEM files, reloaded when the files change.
 //!
 //! Client certificates are not requested: only the token identifies the caller.
+//! The handshake is made here, too, within bounds of what is kept of either side.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -13,7 +17,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::spawn_blocking;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::base::{SETTING_MAX, content, moment};
@@ -26,7 +33,7 @@ pub(crate) type TlsReload = Arc<ArcSwap<ServerConfig>>;
 pub(crate) enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
-    Unreadable(PathBuf, std::io::Error),
+    Unreadable(PathBuf, io::Error),
     /// A file has no usable PEM section of the expected kind.
     #[error("{0} has no usable {1}")]
     NotPem(PathBuf, &'static str),
@@ -165,6 +172,78 @@ impl Files {
     }
 }
 
+/// Makes the handshake of a connection, of which neither side is kept without a bound.
+pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    config: Arc<ServerConfig>,
+) -> io::Result<TlsStream<Bounded<S>>> {
+    let bounded = Bounded {
+        io: stream,
+        left: Some(HELLO),
+    };
+    let mut secured = TlsAcceptor::from(config).accept(bounded).await?;
+    let (bounded, session) = secured.get_mut();
+    bounded.left = None;
+    session.set_buffer_limit(Some(UNSENT));
+    Ok(secured)
+}
+
+/// A socket of which so much may be read before its handshake is complete. rustls keeps a message of the handshake until it
+/// has its end, up to 64 KiB.
+pub(super) struct Bounded<S> {
+    io: S,
+    /// Bytes that may still be read; any number once the handshake is complete.
+    left: Option<usize>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, left } = &mut *self;
+        if *left == Some(0) {
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(io).poll_read(cx, buf))?;
+        let read = buf.filled().len() - before;
+        *left = left.map(|most| most.saturating_sub(read));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+}
+
 /// What is wrong with the time of the server's own certificate, the first of a chain.
 fn lapse(chain: &[u8]) -> Option<String> {
     let own = CertificateDer::pem_slice_iter(chain).next()?.ok()?;
@@ -194,11 +273,20 @@ fn lapse(chain: &[u8]) -> Option<String> {
 /// Name of the certificate in [`TlsError::NotPem`].
 pub(crate) const CERTIFICATE: &str = "certificate";
 
+/// Bytes of a handshake, with a record of what comes at once behind it (RFC 8446, section 5.2: 16 KiB and 261 bytes) and
+/// the read in which that ends. A client hello has some two KiB, and no certificate is asked for.
+const HELLO: usize = 32 << 10;
+/// Bytes of answers that rustls takes while the socket is full: one record. They count as taken by the client.
+const UNSENT: usize = 16 << 10;
 /// Interval of reloads. Files are polled because inotify misses mounts of Kubernetes secrets.
 const EVERY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use rustls::pki_types::ServerName;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio_rustls::client;
+
     use super::super::tls::*;
 
     fn pair(name: &str) -> (String, String) {
@@ -320,6 +408,95 @@ mod tests {
         assert!(!is_taken(ended, &mut found, &reload));
         found.used = Some(pair_of(2020, 2022).cert);
         assert!(is_taken(again, &mut found, &reload));
+    }
+
+    /// A configuration for a certificate of its own, which comes with it.
+    fn own_config() -> (Arc<ServerConfig>, CertificateDer<'static>) {
+        let files = Files {
+            cert: "c.pem".into(),
+            key: "k.pem".into(),
+        };
+        let (cert, key) = pair("a.test");
+        let own = CertificateDer::from_pem_slice(cert.as_bytes()).expect("certificate");
+        let contents = Contents {
+            cert: cert.into(),
+            key: key.into(),
+        };
+        (files.config(&contents).expect("usable"), own)
+    }
+
+    /// The two ends of a connection, of which a socket takes `room` bytes each way.
+    async fn secured(
+        room: usize,
+    ) -> (
+        TlsStream<Bounded<DuplexStream>>,
+        client::TlsStream<DuplexStream>,
+    ) {
+        let (config, own) = own_config();
+        let mut roots = RootCertStore::empty();
+        roots.add(own).expect("a root");
+        let trusting =
+            rustls::ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("versions")
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(trusting));
+        let (near, far) = tokio::io::duplex(room);
+        let name = ServerName::try_from("a.test").expect("a name");
+        let both = tokio::join!(accept(near, config), connector.connect(name, far));
+        (both.0.expect("server"), both.1.expect("client"))
+    }
+
+    /// Of each connection whose client reads nothing 64 KiB of answers were in nobody's share.
+    #[tokio::test]
+    async fn answers_that_nobody_takes_stay_with_those_who_count_them() {
+        let room = 4 << 10;
+        let (mut server, mut client) = secured(room).await;
+        let answer = vec![b'x'; 256 << 10];
+        let mut taken = 0;
+        tokio::task::unconstrained(std::future::poll_fn(|cx| {
+            while let Poll::Ready(more) = Pin::new(&mut server).poll_write(cx, &answer[taken..]) {
+                taken += more.expect("taken");
+            }
+            Poll::Ready(())
+        }))
+        .await;
+        assert!((1..=UNSENT + room).contains(&taken), "{taken} bytes");
+        // The rest is taken as soon as the client reads.
+        let rest = async {
+            server.write_all(&answer[taken..]).await.expect("write");
+            server.flush().await.expect("flush");
+        };
+        let mut read = vec![0; answer.len()];
+        let ((), received) = tokio::join!(rest, client.read_exact(&mut read));
+        assert_eq!(received.expect("all of it"), answer.len());
+    }
+
+    /// 60 KiB of each were kept for ten seconds, and nobody counted them.
+    #[tokio::test]
+    async fn a_client_hello_without_its_end_ends_its_connection() {
+        // A client hello of 65,531 bytes in records of 8 KiB.
+        let mut hello = vec![1, 0, 0xff, 0xfb];
+        hello.resize(60 << 10, 0);
+        let record = |part: &[u8]| [&[22, 3, 1, 0x20, 0][..], part].concat();
+        let sent: Vec<u8> = hello.chunks_exact(8 << 10).flat_map(record).collect();
+        let (near, mut far) = tokio::io::duplex(1 << 20);
+        far.write_all(&sent).await.expect("write");
+        let (config, _) = own_config();
+        let accepted = tokio::time::timeout(Duration::from_secs(5), accept(near, config));
+        assert!(accepted.await.expect("it goes on").is_err());
+    }
+
+    /// A request that comes at once behind the handshake is no part of it.
+    #[tokio::test]
+    async fn what_comes_behind_a_handshake_has_no_bound() {
+        let (mut server, mut client) = secured(1 << 20).await;
+        let sent = vec![b'x'; 256 << 10];
+        client.write_all(&sent).await.expect("write");
+        client.flush().await.expect("flush");
+        let mut read = vec![0; sent.len()];
+        assert_eq!(server.read_exact(&mut read).await.expect("read"), 256 << 10);
     }
 
     #[test]

@@ -24,7 +24,8 @@ use crate::base::budget::{Budget, Drawn};
 /// [`AHEAD`] on that is drawn from the share of the peer's address, and a head has [`HEAD`] to come, the first one of a
 /// connection apart, whose time `accept` keeps. Trailers of HTTP/2 stay with their stream though nobody reads them, so
 /// that long ones end the connection. Buffers that its table of header fields keeps are drawn from the share as long as
-/// the connection lives.
+/// the connection lives, as is hyper's buffer of HTTP/1 once it has grown beyond [`ROOM`]: it never shrinks. Bodies do not
+/// let it grow, since [`READ`] bytes are read at a time.
 ///
 /// If a socket is closed while the peer is still sending, the kernel sends a reset, which can overtake
 /// the response (413, 408). After the write side is shut down, input is therefore discarded for a
@@ -65,6 +66,10 @@ struct Ahead {
     bytes: usize,
     /// Bytes of the last read.
     last: usize,
+    /// Bytes that were read since hyper's buffer was empty, or since a request was taken from it.
+    fresh: u32,
+    /// The most that its buffer had room for, in KiB.
+    room: u16,
     /// Whether that ended with the end of a line.
     ends_line: bool,
     /// Whether nothing but ends of lines may have come since the last answer.
@@ -133,6 +138,9 @@ impl Ahead {
         may_have_trailers: bool,
         (is_under_way, was_answered): (bool, bool),
     ) {
+        if is_under_way || taken > 0 {
+            self.fresh = 0;
+        }
         if is_under_way {
             // Behind a head or a part of a body hyper reads on only when nothing is left of what it has read, though the
             // part may still wait to be taken. Trailers it keeps until it has all of them.
@@ -156,8 +164,23 @@ impl Ahead {
         }
         self.bytes += read.len();
         self.last = read.len();
+        let length = u32::try_from(read.len()).unwrap_or(u32::MAX);
+        self.fresh = self.fresh.saturating_add(length);
         self.ends_line = read.ends_with(b"\n");
         self.is_idle &= read.iter().all(|byte| b"\r\n".contains(byte));
+    }
+
+    /// Notes for how much more hyper's buffer has room before a read.
+    fn note_room(&mut self, free: usize) {
+        let room = (self.fresh as usize + free) >> 10;
+        let room = u16::try_from(room).unwrap_or(u16::MAX);
+        self.room = self.room.max(room);
+    }
+
+    /// What hyper's buffer has grown by; nothing if it is no longer than usual.
+    fn grown(&self) -> usize {
+        let room = usize::from(self.room) << 10;
+        if room > ROOM { room - AHEAD } else { 0 }
     }
 
     fn poll_read<S: AsyncRead + Unpin>(
@@ -175,7 +198,11 @@ impl Ahead {
         {
             unparsed.deadline = None;
         }
-        let mut most = buf.remaining();
+        self.note_room(buf.remaining());
+        if self.grown() > 0 {
+            requests.note_grown();
+        }
+        let mut most = buf.remaining().min(READ);
         if self.bytes + most > AHEAD {
             let unparsed = unparsed.get_or_insert_default();
             let Some(room) = unparsed.room(requests, self.bytes, most) else {
@@ -190,7 +217,7 @@ impl Ahead {
         });
         let result = Pin::new(&mut read).poll_read(cx, buf);
         if let Some(unparsed) = unparsed.as_mut() {
-            unparsed.hold(requests, self.bytes);
+            unparsed.hold(requests, self.bytes, self.grown());
         }
         let is_head = self.bytes > 0 && !is_under_way && !self.is_idle;
         if result.is_pending() && is_head {
@@ -237,7 +264,7 @@ fn poll_frames<S: AsyncRead + Unpin>(
         bounds.deadline = None;
     }
     let kept = frames.kept();
-    bounds.hold(requests, kept);
+    bounds.hold(requests, kept, 0);
     if result.is_pending() {
         ready!(bounds.poll_deadline(cx));
         return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -305,9 +332,11 @@ impl Unparsed {
         held_of(&mut self.held, requests).is_some_and(|held| held.is_too_much())
     }
 
-    /// Holds as much as is read ahead, if that is more than every connection may have.
-    fn hold(&mut self, requests: &Requests, ahead: usize) {
+    /// Holds as much as is read ahead, if that is more than every connection may have, or what the buffer of that has
+    /// `grown` by.
+    fn hold(&mut self, requests: &Requests, ahead: usize, grown: usize) {
         let wanted = if ahead > AHEAD { ahead as u64 } else { 0 };
+        let wanted = wanted.max(grown as u64);
         if wanted == 0 && self.held.is_none() {
             return;
         }
@@ -470,6 +499,11 @@ async fn others_first() {
 
 /// Bytes ahead of a request that do not count: the buffer of hyper that every connection has.
 const AHEAD: usize = 8 << 10;
+/// The buffer that hyper makes of those for bodies, and for heads of up to 16 KiB in few parts.
+const ROOM: usize = 24 << 10;
+/// Bytes of HTTP/1 that are read at a time. hyper makes its next read twice as long behind each one that fills it, up to
+/// 64 KiB, and this is less than the second one.
+const READ: usize = (16 << 10) - 1;
 /// Time limit for a head from its first bytes on.
 pub(super) const HEAD: Duration = Duration::from_secs(10);
 /// Duration of a lingering close: longer than any round trip.
@@ -611,6 +645,53 @@ mod tests {
             ahead.take(0, true, (true, false));
             assert_eq!(ahead.bytes, number * 1000);
         }
+    }
+
+    /// What a long head made of the buffer was counted until the head was taken.
+    #[test]
+    fn a_buffer_that_has_grown_counts_as_long_as_its_connection_lives() {
+        let mut ahead = Ahead::default();
+        for (free, read) in [
+            (8192, 8192),
+            (16_384, READ),
+            (24_577, READ),
+            (57_346, 20_000),
+        ] {
+            ahead.take(0, false, (false, false));
+            ahead.note_room(free);
+            ahead.note(&vec![b'x'; read]);
+        }
+        assert_eq!(ahead.grown(), (96 << 10) - AHEAD);
+        ahead.take(1, false, (false, true));
+        ahead.note_room(96 << 10);
+        ahead.note(&[b'x'; 100]);
+        ahead.take(1, false, (false, true));
+        ahead.note_room(8192);
+        assert_eq!(ahead.grown(), (96 << 10) - AHEAD);
+    }
+
+    /// They would take room though hyper's buffer is that of all others.
+    #[test]
+    fn usual_heads_and_bodies_let_no_buffer_grow() {
+        // A head of 16 KiB, and the next one into the buffer that is left.
+        let mut ahead = Ahead::default();
+        for (free, read) in [(8192, 8192), (16_384, 8192)] {
+            ahead.take(0, false, (false, false));
+            ahead.note_room(free);
+            ahead.note(&vec![b'x'; read]);
+        }
+        ahead.take(1, false, (false, true));
+        ahead.note_room(24 << 10);
+        assert_eq!(ahead.grown(), 0);
+        // A body, and trailers that are kept elsewhere: hyper's buffer is empty before each read.
+        for taken in [READ, 0] {
+            for _ in 0..100 {
+                ahead.take(taken, true, (true, false));
+                ahead.note_room(24 << 10);
+                ahead.note(&[b'x'; READ]);
+            }
+        }
+        assert_eq!(ahead.grown(), 0);
     }
 
     fn discarded<S>(wire: &Wire<S>) -> usize {

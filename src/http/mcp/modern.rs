@@ -12,7 +12,7 @@ use http::{StatusCode, request::Parts};
 use tokio::time::timeout;
 
 use super::{
-    modern_answer::{answered, failed, formed},
+    modern_answer::{answered, answered_in, failed, formed},
     modern_request::{ModernRequest, no_initialize, refused},
     modern_stream::{CallStream, Responder, Step, SubscriptionStream},
     modern_tasks,
@@ -116,7 +116,9 @@ async fn discover(
         Ok(lease) => lease,
         Err(line) => return Ok(failed(front, request, line, accepts)),
     };
-    let supported = Stateless::revisions(request.caller.access);
+    let access = request.caller.access;
+    let room = front.room(access, lease.initialized().len())?;
+    let supported = Stateless::revisions(access);
     let result = discover_result(
         lease.initialized(),
         &supported,
@@ -125,7 +127,8 @@ async fn discover(
     );
     let mut line = BytesMut::new();
     jsonrpc::push_result(request.id(), &result, &mut line);
-    Ok(answered(front, request, line.freeze(), accepts))
+    let line = (line.freeze(), room);
+    Ok(answered_in(front, request, line, accepts))
 }
 
 /// Checks that header fields mirror the arguments that the server's own list says (2026-07-28

@@ -13,6 +13,7 @@ use crate::http::{
     reply::{event_stream, json},
 };
 use crate::{
+    base::budget::Drawn,
     declare::ReplyMode,
     hub::CallError,
     protocol::{
@@ -53,6 +54,16 @@ pub(super) fn answered(
     line: Bytes,
     accepts: Accepts,
 ) -> Response {
+    answered_in(front, request, (line, None), accepts)
+}
+
+/// The same of an answer for which there was room before it was made.
+pub(super) fn answered_in(
+    front: &Front,
+    request: &ModernRequest<'_>,
+    (line, room): (Bytes, Option<Drawn>),
+    accepts: Accepts,
+) -> Response {
     let is_declared = || {
         front
             .stateless
@@ -67,11 +78,11 @@ pub(super) fn answered(
     front.hub.limits().flow(access).wrote(line.len());
     // Errors with a status of their own are JSON: no client reads a stream behind them.
     if accepts.json || status != StatusCode::OK {
-        return json::text(status, front.counted(access, line));
+        return json::text(status, front.counted_in(access, line, room));
     }
     let mut event = BytesMut::new();
     push_message(&mut event, "", &line);
-    event_stream::event_stream(front.counted(access, event.freeze()).into())
+    event_stream::event_stream(front.counted_in(access, event.freeze(), room).into())
 }
 
 /// The raw code of an error response. Most lines are results, which need not be read to see that.

@@ -19,7 +19,7 @@ use crate::http::{
 use crate::{
     auth::Access,
     base::budget::{Budget, Drawn, LargeWork},
-    declare::Tenant,
+    declare::TenantProfile,
     hub::{
         CallError,
         stateless::{CallInFlight, Parked, Stateless, Subscription},
@@ -47,7 +47,7 @@ pub(super) struct Responder {
     completion: Completion,
     /// Whether the client can be asked to visit a URL before it calls again.
     may_visit: bool,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
 }
 
 impl Responder {
@@ -428,7 +428,7 @@ pub(super) struct SubscriptionStream {
     subscription: Subscription,
     reader: Reader,
     tasks: WatchedTasks,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
 }
 
 impl SubscriptionStream {
@@ -453,6 +453,19 @@ impl SubscriptionStream {
         Some(with_subscription(&message, &self.id))
     }
 
+    /// A notification of another session, if there is room for a copy. One that was or would be missed ends the
+    /// subscription: the client subscribes again, and reads all anew.
+    fn changed(&mut self, change: Option<Bytes>) -> Next {
+        let Some(event) = change else {
+            return Next::Released;
+        };
+        let Some(drawn) = self.reader.budgets().room_for(event.len()) else {
+            return Next::Released;
+        };
+        self.reader.give(drawn);
+        Next::Events(vec![(String::new(), event)])
+    }
+
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
         let turn = LargeWork::at_once(&self.tenant.name, event.len());
         turn.run(|| {
@@ -470,16 +483,14 @@ impl SubscriptionStream {
 impl Source for SubscriptionStream {
     async fn next(&mut self) -> Part {
         let mut bytes = BytesMut::new();
+        let share = self.reader.budgets().clone();
         loop {
             let next = tokio::select! {
                 next = self.reader.next() => next,
-                change = self.subscription.changes.next() => match change {
-                    Some(event) => Next::Events(vec![(String::new(), event)]),
-                    // A notification was or would be missed: the client subscribes again, and reads all anew.
-                    None => Next::Released,
-                },
-                state = self.tasks.next(&self.tenant.name) => {
+                change = self.subscription.changes.next() => self.changed(change),
+                (state, drawn) = self.tasks.next(&self.tenant.name, &share) => {
                     let Some(line) = self.task(&state) else { continue };
+                    self.reader.give(drawn);
                     push_message(&mut bytes, "", &line);
                     return Part::More(bytes.freeze());
                 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 
 use super::{
-    modern_answer::answered,
+    modern_answer::{answered, answered_in},
     modern_request::{ModernRequest, refused},
 };
 use crate::http::{
@@ -19,7 +19,7 @@ use crate::http::{
 };
 use crate::{
     auth::policy,
-    base::budget::LargeWork,
+    base::budget::{Drawn, LargeWork},
     error::Error,
     hub::tasks::{Task, TaskPlace, WatchedTasks},
     protocol::{
@@ -69,15 +69,22 @@ pub(super) async fn answer(
     let line = match &task {
         Ok(task) => {
             front.tasks.settle(task).await;
-            act(task, request).await
+            act(front, task, request).await?
         }
-        Err(state) => response(request, state),
+        Err(state) => {
+            let room = room(front, request, state.len())?;
+            (response(request, state), room)
+        }
     };
-    Ok(answered(front, request, line, accepts))
+    Ok(answered_in(front, request, line, accepts))
 }
 
-/// Does what a request wants of a task, and makes the response.
-async fn act(task: &Task, request: &ModernRequest<'_>) -> Bytes {
+/// Does what a request wants of a task, and makes the response, with what is drawn for it.
+async fn act(
+    front: &Front,
+    task: &Task,
+    request: &ModernRequest<'_>,
+) -> Result<(Bytes, Option<Drawn>), McpRefusal> {
     match &*request.method {
         "tasks/update" => task.update(request.message.clone()).await,
         "tasks/cancel" => task.cancel().await,
@@ -85,7 +92,23 @@ async fn act(task: &Task, request: &ModernRequest<'_>) -> Bytes {
     }
     let tenant = &request.caller.access.tenant().name;
     let turn = LargeWork::turn(tenant, task.size()).await;
-    turn.run(|| response(request, &task.state()))
+    // Behind the wait: many may come out of it, each with the same room before it.
+    let shown = task.present();
+    let room = room(front, request, shown.size())?;
+    let line = turn.run(|| response(request, &shown.rendered()));
+    Ok((line, room))
+}
+
+/// Draws for a response with a state of so many bytes; the others are short.
+fn room(
+    front: &Front,
+    request: &ModernRequest<'_>,
+    bytes: usize,
+) -> Result<Option<Drawn>, McpRefusal> {
+    if request.method != "tasks/get" {
+        return Ok(None);
+    }
+    Ok(front.room(request.caller.access, bytes)?)
 }
 
 fn response(request: &ModernRequest<'_>, state: &[u8]) -> Bytes {

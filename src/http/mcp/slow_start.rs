@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::base::budget::Budget;
 
-    /// Servers may have instructions of megabytes, and a client may take its time over them.
+    /// Servers may have long instructions, and a client may take its time over them.
     #[tokio::test]
     async fn an_answer_that_comes_late_is_counted_until_it_is_taken() {
         let line = br#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"_meta":{"progressToken":"p"}}}"#;

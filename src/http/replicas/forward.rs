@@ -128,10 +128,15 @@ impl Forwarding {
         while tries < TRIES {
             tries += 1;
             let error = match self.send(&owner).await {
-                Ok(answer) => match self.relay(answer).await {
-                    Ok(response) => return Some(response),
-                    Err(BrokenResponse) => HopError::Send(SendError::Broken),
-                },
+                Ok(answer) => {
+                    if answer.status().is_success() && !self.session.is_empty() {
+                        self.front.hub.owner_answered(&self.session, &owner);
+                    }
+                    match self.relay(answer).await {
+                        Ok(response) => return Some(response),
+                        Err(BrokenResponse) => HopError::Send(SendError::Broken),
+                    }
+                }
                 Err(error) => error,
             };
             let before = owner.clone();

@@ -828,6 +828,7 @@ async fn an_address_without_room_is_refused_and_probes_are_answered() {
     let headers = format!("Content-Length: {}\r\n\r\n{body}", body.len());
     let post = async || surface.ask("POST /mcp", &headers).await.0;
     assert_eq!(status(&post().await), "200");
+    holds_between(&memory, 0, 0).await;
     let own = "127.0.0.1".parse().unwrap();
     // A body that cannot fit is refused before any of it comes.
     let begun = format!("Content-Length: {}\r\n\r\n", 60 << 10);
@@ -906,20 +907,91 @@ async fn what_is_read_ahead_of_a_request_takes_room_in_the_share_of_its_address(
     assert_eq!(status(&surface.ask("GET /livez", "").await.0), "200");
     drop(held);
     within("none is left", 0, 0).await;
-    // A head that comes to its end is taken, and what was held of it given back.
+}
+
+/// A buffer of about 100 KiB was nobody's, once its head was taken.
+#[tokio::test]
+async fn what_is_read_ahead_of_a_request_is_given_back_but_for_its_buffer() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let length = fields.len() as u64;
+    let first = format!("GET /livez HTTP/1.1\r\n{host}\r\n");
+    // A head that comes to its end is taken, but the buffer that it was read into stays with its connection.
     let mut stream = surface.connect().await;
     let whole = format!("GET /livez HTTP/1.1\r\n{host}{fields}\r\n");
     stream.write_all(whole.as_bytes()).await.expect("write");
     let (answer, is_closed) = quiet(&mut stream).await;
     assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
-    within("a whole head", 0, 0).await;
-    // Into a buffer that has grown, much is read behind the next request, too.
+    holds_between(&memory, length, 128 << 10).await;
+    stream.write_all(first.as_bytes()).await.expect("write");
+    let (answer, is_closed) = quiet(&mut stream).await;
+    assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    holds_between(&memory, length, 128 << 10).await;
+    drop(stream);
+    holds_between(&memory, 0, 0).await;
+    // A head of some length leaves nothing, though more is read at a time behind the next request.
+    let mut stream = surface.connect().await;
+    let whole = format!(
+        "GET /livez HTTP/1.1\r\n{host}X: {}\r\n\r\n",
+        "x".repeat(9000)
+    );
+    stream.write_all(whole.as_bytes()).await.expect("write");
+    let (answer, is_closed) = quiet(&mut stream).await;
+    assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    holds_between(&memory, 0, 0).await;
     let hang = format!("GET /hang HTTP/1.1\r\n{host}\r\n");
     stream.write_all(hang.as_bytes()).await.expect("write");
-    within("a request", 1, u64::MAX).await;
-    let least = used() + (8 << 10);
+    holds_between(&memory, 1, u64::MAX).await;
+    let least = memory.requests().used() + (8 << 10);
     stream.write_all(fields.as_bytes()).await.expect("write");
-    within("what is behind it", least + 1, u64::MAX).await;
+    holds_between(&memory, least + 1, u64::MAX).await;
+}
+
+/// Ten thousand connections kept 100 KiB each for a head that each had sent once, and nobody counted them.
+#[tokio::test]
+async fn a_connection_whose_buffer_has_grown_ends_where_its_address_has_no_room() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let fields = format!("X: {}\r\n", "x".repeat(15_000)).repeat(4);
+    let long = format!("GET /livez HTTP/1.1\r\n{host}{fields}\r\n");
+    let short = format!("GET /livez HTTP/1.1\r\n{host}\r\n");
+    let (mut grown, mut other) = (surface.connect().await, surface.connect().await);
+    for (stream, request) in [(&mut grown, &long), (&mut other, &short)] {
+        stream.write_all(request.as_bytes()).await.expect("write");
+        let (answer, is_closed) = quiet(stream).await;
+        assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+    }
+    holds_between(&memory, 60_000, 128 << 10).await;
+    // Something else of all takes what is left.
+    let all = memory.requests().hold(1 << 20);
+    for (stream, ends) in [(&mut grown, true), (&mut other, false)] {
+        stream.write_all(short.as_bytes()).await.expect("write");
+        let (answer, is_closed) = quiet(stream).await;
+        assert_eq!((status(&answer), is_closed), ("200", ends), "{answer}");
+    }
+    drop(all);
+    holds_between(&memory, 0, 0).await;
+}
+
+/// Of each connection that a body had been sent by, hyper kept 64 KiB and more.
+#[tokio::test]
+async fn a_long_body_leaves_no_buffer_with_its_connection() {
+    let memory = MemoryBudgets::of(1 << 20, 1 << 20, None);
+    let surface = surface_of(100, Arc::clone(&memory)).await;
+    let host = format!("Host: {}\r\n", surface.address);
+    let body = "x".repeat(60_000);
+    let request = format!("POST /mcp HTTP/1.1\r\n{host}Content-Length: 60000\r\n\r\n{body}");
+    let mut stream = surface.connect().await;
+    for _ in 0..3 {
+        stream.write_all(request.as_bytes()).await.expect("write");
+        let (answer, is_closed) = quiet(&mut stream).await;
+        assert_eq!((status(&answer), is_closed), ("200", false), "{answer}");
+        assert!(answer.ends_with("got 60000"), "{answer}");
+        holds_between(&memory, 0, 0).await;
+    }
 }
 
 /// hyper keeps trailers of up to 64 KiB, which nobody counted.

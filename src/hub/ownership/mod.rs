@@ -17,6 +17,6 @@ mod unresponsive;
 pub(crate) use self::claims::{Claim, Claims};
 pub(crate) use self::owner::{LeaseStatus, ReplicaLease, STORE_AWAY};
 pub(crate) use self::place::{
-    LookupSource, Place, Places, RecordedOwner, is_of, places, recorded_owner,
+    LookupSource, Place, Places, RecordedOwner, is_of, note_answer, places, recorded_owner,
 };
 pub(crate) use self::unresponsive::{UNRESPONSIVE, Unresponsive};

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::owner::ReplicaLease;
 use crate::{
     auth::Access,
@@ -44,8 +46,8 @@ pub(crate) enum RecordedOwner {
     None,
 }
 
-/// Cache of the owners of other replicas' sessions.
-pub(crate) type Places = moka::sync::Cache<SessionId, Replica>;
+/// Cache of the owners of other replicas' sessions, with the times since when they are known to be.
+pub(crate) type Places = moka::sync::Cache<SessionId, (Replica, Instant)>;
 
 /// The most sessions in the cache.
 const MAX_PLACES: u64 = 100_000;
@@ -59,6 +61,16 @@ pub(crate) fn places() -> Places {
         .max_capacity(MAX_PLACES)
         .time_to_live(TTL)
         .build()
+}
+
+/// Notes that the owner of a session has answered a request for it: that tells as much as the directory, which one call of
+/// each second would wait for. A frozen owner answers nothing.
+pub(crate) fn note_answer(places: &Places, id: SessionId, owner: &Replica) {
+    let known = places.get(&id);
+    let is_new = |(known, since): &(Replica, Instant)| known == owner && since.elapsed() < TTL / 2;
+    if !known.as_ref().is_some_and(is_new) {
+        places.insert(id, (owner.clone(), Instant::now()));
+    }
 }
 
 /// Whether a record belongs to the principal and the server of an access.
@@ -149,5 +161,26 @@ mod tests {
             let is_other = matches!(place, RecordedOwner::Other(..));
             assert_eq!(is_other, is_alive, "{sign:?} {lookup:?}");
         }
+    }
+
+    /// One call of each second waited for the directory.
+    #[test]
+    fn an_owner_that_answers_stays_known() {
+        let keys = ReplicaKeys::new(MacKeys::new([&[7; 32]]));
+        let replica = |address: &str| keys.replica(&address.into()).unwrap();
+        let (owner, other) = (replica("b:1"), replica("c:1"));
+        let (places, id) = (places(), SessionId("s".into()));
+        let known = || places.get(&id).unwrap();
+        note_answer(&places, id.clone(), &owner);
+        let (first, since) = known();
+        assert_eq!(first, owner);
+        note_answer(&places, id.clone(), &owner);
+        assert_eq!(known().1, since, "each call writes to the cache");
+        let before = since.checked_sub(TTL).unwrap();
+        places.insert(id.clone(), (owner.clone(), before));
+        note_answer(&places, id.clone(), &owner);
+        assert!(known().1 >= since);
+        note_answer(&places, id.clone(), &other);
+        assert_eq!(known().0, other);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     auth::{Access, Principal, policy},
-    declare::{Policy, Server, Tenant},
+    declare::{Policy, Server, TenantProfile},
     endpoint::TenantHost,
     hub::core::Transport,
     protocol::{Message, Revision, revision},
@@ -15,7 +15,8 @@ use crate::{
 pub(super) struct Client {
     principal: Principal,
     transport: Transport,
-    tenant: Arc<Tenant>,
+    tenant: Arc<TenantProfile>,
+    has_account_page: bool,
     server: Arc<Server>,
     policy: Arc<Policy>,
     operations: Arc<ServerOperations>,
@@ -32,6 +33,7 @@ impl Client {
             principal: access.principal().clone(),
             transport,
             tenant: Arc::clone(access.tenant()),
+            has_account_page: access.has_account_page(),
             server: Arc::clone(access.server()),
             policy: Arc::clone(access.policy()),
             trace: None,
@@ -50,8 +52,13 @@ impl Client {
     }
 
     /// The tenant of the server.
-    pub(super) fn tenant(&self) -> &Arc<Tenant> {
+    pub(super) fn tenant(&self) -> &TenantProfile {
         &self.tenant
+    }
+
+    /// Whether people have an account page at the tenant.
+    pub(super) fn has_account_page(&self) -> bool {
+        self.has_account_page
     }
 
     /// The revisions that the session may have, newest first: those of its tenant, or any for a client
@@ -107,6 +114,7 @@ impl Client {
     /// Continues with the tenant, server and policy of a renewed access.
     pub(super) fn renew(&mut self, access: &Access) {
         self.tenant = Arc::clone(access.tenant());
+        self.has_account_page = access.has_account_page();
         self.server = Arc::clone(access.server());
         self.policy = Arc::clone(access.policy());
     }

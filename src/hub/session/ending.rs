@@ -13,7 +13,7 @@ use tokio::{
 use super::{lifetime::EndReason, ownership::refuse, task::Session};
 use crate::{
     backend::dialect::{CallId, Legacy},
-    declare::{AuthMode, Holder},
+    declare::Holder,
     endpoint::{OauthEndpoint, TenantHost},
     error::Error,
     hub::{
@@ -286,8 +286,7 @@ impl Session {
     /// Where the caller fills the slots of the server; none where an administrator does.
     fn fill(&self) -> Option<Fill> {
         let (tenant, server) = (self.client.tenant(), self.client.server());
-        let has_page = matches!(tenant.auth, AuthMode::Builtin(_));
-        if !has_page || !server.has_slots(Holder::Principal) {
+        if !self.client.has_account_page() || !server.has_slots(Holder::Principal) {
             return None;
         }
         let initialize = self.replay.initialize.as_ref();

@@ -26,11 +26,7 @@ use crate::{
         ownership::STORE_AWAY,
         stream::Answer,
     },
-    protocol::{
-        Kind, LISTENER_STREAM, Message, Revision,
-        initialize::{self, MAX_CAPABILITIES},
-        jsonrpc, modern,
-    },
+    protocol::{Kind, LISTENER_STREAM, Message, Revision, initialize, jsonrpc, modern},
     telemetry::{
         LimitName, MethodClass, Operation, Outcome, TraceContext, log_operation, semconv,
         traces::INITIALIZE,
@@ -222,7 +218,7 @@ impl Session {
                 _ => CallError::REVISION,
             });
         };
-        if !self.may_keep(capabilities) {
+        if !self.may_keep(message.result().unwrap_or_default()) {
             return self.child_lost(CallError::INVALID);
         }
         if revision.has_batches()
@@ -241,16 +237,16 @@ impl Session {
         }
     }
 
-    /// Whether a server declares no more than a session keeps.
-    fn may_keep(&self, capabilities: &[u8]) -> bool {
-        let may_keep = capabilities.len() <= MAX_CAPABILITIES;
+    /// Whether the result of a server is no longer than a session keeps.
+    fn may_keep(&self, result: &[u8]) -> bool {
+        let may_keep = initialize::is_bounded(result);
         if !may_keep {
             tracing::warn!(
                 tenant.id = self.client.tenant().name,
                 server.name = self.client.server().name,
                 session.id = self.id.short(),
-                bytes = capabilities.len(),
-                "the capabilities of a server are larger than 64 KiB: it is not used"
+                bytes = result.len(),
+                "the initialize result of a server is larger than 256 KiB, or its capabilities than 64 KiB: it is not used"
             );
         }
         may_keep
@@ -301,16 +297,21 @@ impl Session {
         if !self.client.revisions().contains(&revision) {
             return self.start_refused(&Refused::Failed("unsupported_revision"));
         }
-        self.count_initialize(None, || None);
+        // Many may wait for the start of one child, and each gets a copy.
+        let Some(room) = self.streams.room_for(result.len()) else {
+            return self.start_refused(&Refused::Busy);
+        };
         let mut line = BytesMut::new();
         jsonrpc::push_result(&initializing.id, &result, &mut line);
+        drop(result);
+        self.count_initialize(None, || None);
         self.core
             .metrics
             .calls
             .add(MethodClass::Initialize, Outcome::Result);
         self.link.serve_shared(member);
-        self.begin_session(revision, &capabilities, line.freeze())
-            .await;
+        let line = room.until_dropped(line.freeze());
+        self.begin_session(revision, &capabilities, line).await;
     }
 
     /// Makes the session ready and sends the response to `initialize`.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use tokio::{
     pin, select,
     sync::mpsc,
@@ -35,7 +36,7 @@ use crate::{
         stream::{SessionLog, StreamLimits, Streams},
     },
     protocol::{LISTENER_STREAM, StreamId},
-    state::{Fence, SessionId},
+    state::{Fence, SessionId, StoreError},
     telemetry::SESSION_STREAMS,
 };
 
@@ -206,7 +207,7 @@ impl Session {
                 // Before branches that may be ready again and again: a busy session has clocks too.
                 () = &mut alarm => self.tick(),
                 written = self.streams.written(), if !self.streams.is_flushed() => {
-                    self.handle_write(written);
+                    self.writes_done(written);
                     self.pacing.wait_in_line().await;
                 }
                 // Begun only by the first poll, and responses wait for it: a busy child must not hold it up.
@@ -229,6 +230,21 @@ impl Session {
         let was_published = self.unpublish();
         self.place = SessionPlace::default();
         Box::pin(self.finish(&mut commands, was_published)).await;
+    }
+
+    /// Handles the acknowledgement of this write and of those that the log has acknowledged with it: the readers of a
+    /// stream are woken once, and not for each of its events.
+    fn writes_done(&mut self, first: Result<(), StoreError>) {
+        self.handle_write(first);
+        for _ in 1..BATCH {
+            if !self.may_serve() || self.lifetime.is_over() || self.streams.is_flushed() {
+                return;
+            }
+            let Some(written) = self.streams.written().now_or_never() else {
+                return;
+            };
+            self.handle_write(written);
+        }
     }
 
     /// Handles this command and those that wait behind it, and writes to the backend what they led to.

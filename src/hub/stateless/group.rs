@@ -168,9 +168,13 @@ struct KnownServer {
     /// Whether it has tasks of 2025-11-25 for calls of tools.
     has_tasks: bool,
     has_logs: bool,
-    /// Its raw name and version.
+    /// Its raw name and version, if they are no longer than [`MAX_INFO`].
     info: Option<Bytes>,
 }
+
+/// The most bytes of a raw `serverInfo` that results have in their `_meta` ("SHOULD": 2026-07-28 basic, "Per-response
+/// protocol fields"): no more than each request has drawn for a short answer. `server/discover` has any.
+const MAX_INFO: usize = 4 << 10;
 
 impl KnownServer {
     fn of(initialized: &Bytes) -> Self {
@@ -179,7 +183,7 @@ impl KnownServer {
             let found = path.try_fold(&**initialized, |value, name| json::get(value, name));
             found.is_some()
         };
-        let info = json::get(initialized, "serverInfo");
+        let info = json::get(initialized, "serverInfo").filter(|info| info.len() <= MAX_INFO);
         Self {
             is_stateless: modern::is_stateless(initialized),
             has_tasks: declared(&["tasks", "requests", "tools", "call"]),
@@ -609,6 +613,18 @@ mod tests {
             level_turn: Arc::default(),
             watched: Watched::default(),
         })
+    }
+
+    /// A server of one line had 15 MiB of them in the answer to each call, `{}` as well.
+    #[test]
+    fn a_long_name_of_a_server_is_in_no_other_result() {
+        for (bytes, is_kept) in [(MAX_INFO, true), (MAX_INFO + 1, false)] {
+            let rest = bytes - r#"{"name":""}"#.len();
+            let info = format!(r#"{{"name":"{}"}}"#, "x".repeat(rest));
+            let result = format!(r#"{{"capabilities":{{}},"serverInfo":{info}}}"#);
+            let known = KnownServer::of(&result.into()).info;
+            assert_eq!(known, is_kept.then(|| Bytes::from(info)), "{bytes}");
+        }
     }
 
     #[test]

@@ -437,6 +437,11 @@ impl Reader {
         .await;
     }
 
+    /// Takes what was drawn for a part that is no event of its stream, until the response has that part.
+    pub(crate) fn give(&mut self, drawn: Drawn) {
+        self.drawn = Some(drawn);
+    }
+
     /// What is drawn for a part of a response with the events that were returned last, until the client has taken it.
     pub(crate) fn drawn_for(&mut self, bytes: usize) -> Drawn {
         let wanted = bytes as u64;

@@ -21,7 +21,7 @@ use super::{
     writes::{Write, Writes},
 };
 use crate::{
-    base::Table,
+    base::{Table, budget::Drawn},
     error::Error,
     protocol::{LISTENER_STREAM, Revision, StreamId, json},
     state::{Fence, StoreError, contract},
@@ -300,6 +300,11 @@ impl Streams {
             reader.share();
         }
         reader
+    }
+
+    /// Draws for a message to the client before it is made; none without room for a long one.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<Drawn> {
+        self.log.share.room_for(bytes)
     }
 
     /// Returns a message for which there is room as an event; one without counts as dropped.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::select_all;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
         Message,
         modern::{InputRequest, TaskState, TaskStatus},
     },
+    state::LogShare,
 };
 
 /// A task of this replica.
@@ -33,7 +34,7 @@ pub(crate) struct Task {
 
 /// The state of a task as others see it.
 #[derive(Clone)]
-pub(super) enum Shown {
+pub(crate) enum Shown {
     /// Of a call that goes on. It is rendered for those who look at it: a server may ask for hundreds of large things one
     /// by one, and to render all of them at each would take a worker for as long.
     Open(Arc<OpenTask>),
@@ -42,7 +43,7 @@ pub(super) enum Shown {
 }
 
 /// The state of a task whose call goes on.
-pub(super) struct OpenTask {
+pub(crate) struct OpenTask {
     pub(super) id: String,
     pub(super) message: Option<String>,
     /// The requests that the client has not answered, with what is drawn for them.
@@ -57,14 +58,15 @@ pub(super) struct OpenTask {
 
 impl Shown {
     /// About the bytes that it is when it is rendered.
-    fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         match self {
             Self::Open(open) => open.asks.iter().map(|ask| ask.request.len()).sum(),
             Self::Last(state) => state.len(),
         }
     }
 
-    fn rendered(&self) -> Bytes {
+    /// The bytes of it.
+    pub(crate) fn rendered(&self) -> Bytes {
         match self {
             Self::Open(open) => open.render(),
             Self::Last(state) => state.clone(),
@@ -123,7 +125,8 @@ impl Task {
         self.present().size()
     }
 
-    fn present(&self) -> Shown {
+    /// Its present state.
+    pub(crate) fn present(&self) -> Shown {
         self.state.borrow().clone()
     }
 
@@ -161,24 +164,43 @@ impl WatchedTasks {
         self.0.push(states);
     }
 
-    /// Waits for the next state of any of them, rendered for a caller of this tenant. Cancel-safe.
-    pub(crate) async fn next(&mut self, tenant: &str) -> Bytes {
+    /// Waits for the next state of any of them for which there is room, rendered for a caller of this tenant, and with
+    /// what is drawn for it. Cancel-safe.
+    pub(crate) async fn next(&mut self, tenant: &str, share: &LogShare) -> (Bytes, Drawn) {
         loop {
             if self.0.is_empty() {
                 return pending().await;
             }
             let changes = self.0.iter_mut().map(|states| Box::pin(states.changed()));
             let (changed, at, _) = select_all(changes).await;
-            if changed.is_ok() {
-                let shown = self.0[at].borrow_and_update().clone();
-                let turn = LargeWork::at_once(tenant, shown.size());
-                return turn.run(|| shown.rendered());
+            if changed.is_err() {
+                // It is no longer kept.
+                self.0.swap_remove(at);
+                continue;
             }
-            // It is no longer kept.
-            self.0.swap_remove(at);
+            if let Some(next) = self.take(at, tenant, share) {
+                return next;
+            }
+            // It is looked at again, behind the others.
+            self.0[at].mark_changed();
+            let last = self.0.len() - 1;
+            self.0.swap(at, last);
+            // Boxed: few wait, and every open stream keeps room for it.
+            Box::pin(sleep(AGAIN)).await;
         }
     }
+
+    /// Takes the state of one of them; none without room for its copy.
+    fn take(&mut self, at: usize, tenant: &str, share: &LogShare) -> Option<(Bytes, Drawn)> {
+        let shown = self.0[at].borrow_and_update().clone();
+        let drawn = share.room_for(shown.size())?;
+        let turn = LargeWork::at_once(tenant, shown.size());
+        Some((turn.run(|| shown.rendered()), drawn))
+    }
 }
+
+/// The time after which it is looked again for room for a state.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// The time in which a replica that was frozen sends a heartbeat, and asks the store for its tasks; less than a hop
 /// waits for its answer.
@@ -243,6 +265,43 @@ mod tests {
         assert_eq!(state.matches("roots/list").count(), 64, "{state}");
         task.state.send_replace(Shown::Last(Bytes::new()));
         assert_eq!(budget.used(), 0);
+    }
+
+    /// Each of a thousand subscriptions had a copy of one result of 15 MiB, and nobody asked for the room.
+    #[tokio::test]
+    async fn a_state_waits_until_there_is_room_for_its_copy() {
+        let share = LogShare {
+            under_way: Budget::new(1 << 20),
+            ..LogShare::plenty()
+        };
+        let shown = |bytes: usize| {
+            let (orders, _received) = mpsc::channel(1);
+            let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
+            let task = task(call, orders);
+            let state = Shown::Last(vec![b'x'; bytes].into());
+            task.state.send_replace(state);
+            task
+        };
+        let (large, small) = (shown(600 << 10), shown(100));
+        let (mut one, mut two) = (WatchedTasks::default(), WatchedTasks::default());
+        one.add(&large);
+        two.add(&large);
+        two.add(&small);
+        let (state, drawn) = one.next("t", &share).await;
+        assert_eq!(state.len(), 600 << 10);
+        assert!(poll!(pin!(two.next("t", &share))).is_pending());
+        assert_eq!(share.under_way.used(), 600 << 10, "it is copied once");
+        let patience = Duration::from_secs(10);
+        let next = timeout(patience, two.next("t", &share)).await;
+        let (state, _) = next.expect("the small one waits for nothing");
+        assert_eq!(state.len(), 100);
+        assert!(poll!(pin!(two.next("t", &share))).is_pending());
+        drop(drawn);
+        let next = timeout(patience, two.next("t", &share)).await;
+        let (state, drawn) = next.expect("there is room");
+        assert_eq!((state.len(), drawn.amount()), (600 << 10, 600 << 10));
+        drop(drawn);
+        assert_eq!(share.under_way.used(), 0);
     }
 
     /// A replica that woke said of its tasks what it knew, though another one had claimed them.

@@ -56,6 +56,9 @@ struct Candidate<'c>(&'c DeclaredClient, &'c Workload);
 /// Candidates by the key set that their platform signs with; none for the keys that its metadata name.
 type ByKeys<'c> = BTreeMap<Option<&'c str>, Vec<Candidate<'c>>>;
 
+/// Candidates whose platform has signed a token, and the refusal if others may have, whose keys cannot be fetched.
+type Signed<'c> = (Vec<Candidate<'c>>, Option<OauthRefusal>);
+
 /// Reports whether the assertion of a request has to be that of a workload: it is no identity assertion.
 pub(super) fn is_presented(form: &Form) -> bool {
     let text = form.get("assertion").unwrap_or_default();
@@ -175,12 +178,13 @@ impl<'t> PlatformToken<'t> {
         })
     }
 
-    /// Returns those of the workloads whose platform has signed it.
+    /// Returns those of the workloads whose platform has signed it, and a refusal if others may be among them whose keys
+    /// cannot be fetched.
     async fn signed<'c>(
         &self,
         state: &OauthState,
         trusted: ByKeys<'c>,
-    ) -> Result<Vec<Candidate<'c>>, OauthRefusal> {
+    ) -> Result<Signed<'c>, OauthRefusal> {
         let (mut signed, mut away) = (Vec::new(), None);
         for (jwks, of) in trusted {
             // A set that is declared is parsed and tried without a pause.
@@ -196,7 +200,7 @@ impl<'t> PlatformToken<'t> {
             let none = || refused("the signature is of no key of the issuer");
             return Err(away.unwrap_or_else(none));
         }
-        Ok(signed)
+        Ok((signed, away))
     }
 
     async fn is_signed(
@@ -219,11 +223,12 @@ impl<'t> PlatformToken<'t> {
     }
 }
 
-/// Returns the one of the workloads that a verified token with these claims is for, and of.
+/// Returns the one of the workloads that a verified token with these claims is for, and of. If none is, it may be of one
+/// whose keys are away: no platform sends a token again after `invalid_grant`.
 fn meant<'c>(
     claims: &Map<String, Value>,
     server: &AuthorizationServer,
-    mut signed: Vec<Candidate<'c>>,
+    (mut signed, away): Signed<'c>,
     attempt: &Attempt,
 ) -> Result<Candidate<'c>, OauthRefusal> {
     let names = server.own_audiences();
@@ -235,7 +240,8 @@ fn meant<'c>(
         outcome.is_ok()
     });
     if signed.is_empty() {
-        return Err(refused("the assertion is for another audience"));
+        let other = || refused("the assertion is for another audience");
+        return Err(away.unwrap_or_else(other));
     }
     let fits = |one: &&Candidate<'_>| wrong_claim(claims, one.1).is_none();
     let mut fitting = signed.iter().filter(fits);
@@ -243,6 +249,9 @@ fn meant<'c>(
         (Some(one), None) => Ok(*one),
         (Some(_), Some(_)) => Err(refused("several workloads fit: name one by client_id")),
         (None, _) => {
+            if let Some(away) = away {
+                return Err(away);
+            }
             let wrong = signed.iter().filter_map(|Candidate(client, workload)| {
                 Some(format!("{}: {}", client.id, wrong_claim(claims, workload)?))
             });

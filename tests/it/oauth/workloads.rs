@@ -570,3 +570,33 @@ async fn workloads_of_declared_keys_do_without_those_of_their_issuer() {
     let away = by(&key).await;
     away.assert_refused(503, "temporarily_unavailable");
 }
+
+/// One cluster is declared for one workload and asked for another one: while it was away, the token of the second was
+/// signed, by the declared set, and of no workload.
+#[tokio::test]
+async fn a_declared_set_decides_nothing_about_workloads_whose_keys_are_away() {
+    let key = Key::new("k");
+    let issuer = Issuer::start(&[&key]).await;
+    let mut tenants = tenants(&issuer.url, &key);
+    tenants["a"]["clients"]["offline"]["workload"]["issuer"] = json!(issuer.url);
+    let gateway = Served::start(config(), tenants).await;
+    let ours = issuer_of(&gateway).await;
+    issuer.turn(Mood::Failing);
+    let of_ci = || signed(&key, &claims(&issuer, &ours, &[]));
+    // For another audience than that of the declared set.
+    let sub = json!("system:serviceaccount:prod:agent");
+    let changed = [("sub", sub), ("aud", json!("lockgate"))];
+    let of_pod = signed(&key, &claims(&issuer, &ours, &changed));
+    for token in [&of_ci(), &of_pod] {
+        let away = asked(&gateway, token, &[]).await;
+        away.assert_refused(503, "temporarily_unavailable");
+        assert!(away.headers.contains_key("retry-after"));
+    }
+    issuer.turn(Mood::Good);
+    until("the keys are fetched", async || {
+        asked(&gateway, &of_ci(), &[]).await.status == StatusCode::OK
+    })
+    .await;
+    let answer = asked(&gateway, &of_pod, &[]).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
+}

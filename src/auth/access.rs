@@ -23,7 +23,7 @@ use super::{
 use crate::{
     declare::{
         AllowedScopes, ApiKey, AuthMode, Builtin, Catalog, Dpop, External, Issued, OwnKey, Policy,
-        Server, Tenant, TenantProfile,
+        Server, Subset, Tenant, TenantProfile,
     },
     endpoint::TenantHost,
 };
@@ -41,10 +41,8 @@ pub(crate) struct Access {
     /// Whether that is the tenant's own, at which people have an account page.
     has_account_page: bool,
     server: Arc<Server>,
-    /// The scopes of the credentials, if the principal may not have all of them.
-    claimed: Option<Arc<Vec<String>>>,
-    /// Those that it may have.
-    scopes: Arc<[String]>,
+    /// The scopes of the credentials that the principal may have.
+    scopes: Subset<String>,
     policy: Arc<Policy>,
     groups: Groups,
     basis: AccessBasis,
@@ -170,14 +168,8 @@ impl Access {
     }
 
     /// The OAuth scopes of the credentials that the principal may have.
-    pub(crate) fn scopes(&self) -> &[String] {
+    pub(crate) fn scopes(&self) -> &Subset<String> {
         &self.scopes
-    }
-
-    /// The scopes of the credentials.
-    fn claimed(&self) -> &[String] {
-        let claimed = self.claimed.as_ref();
-        claimed.map_or(&self.scopes, |claimed| claimed.as_slice())
     }
 
     /// The policy of the server for the principal.
@@ -198,7 +190,7 @@ impl Access {
             issuer: own(principal.issuer()),
             subject: own(principal.subject()),
             client: own(principal.client()),
-            scopes: self.claimed().to_vec(),
+            scopes: self.scopes.all().to_vec(),
             groups: self.groups.to_vec(),
             basis: match &self.basis {
                 AccessBasis::Open => AssertedBasis::Open,
@@ -419,8 +411,7 @@ impl Authenticated {
             None => AllowedScopes::All,
         };
         let policy = &server.policy;
-        let may = |scope: &&String| allowed.include(policy, scope);
-        let has_all = self.scopes.iter().all(|scope| may(&scope));
+        let may = |scope: &String| allowed.include(policy, scope);
         Some(Access {
             principal: self.principal.clone(),
             tenant: Arc::clone(&tenant.profile),
@@ -428,12 +419,7 @@ impl Authenticated {
             has_issuer: tenant.auth.has_issuer(),
             has_account_page: matches!(tenant.auth, AuthMode::Builtin(_)),
             server: Arc::clone(server),
-            claimed: (!has_all).then(|| Arc::new(self.scopes.to_vec())),
-            scopes: if has_all {
-                Arc::clone(&self.scopes)
-            } else {
-                self.scopes.iter().filter(may).cloned().collect()
-            },
+            scopes: Subset::new(&self.scopes, self.scopes.iter().map(may)),
             policy: policy.of_caller(&self.groups, &allowed),
             groups: self.groups.clone(),
             basis: self.basis.clone(),
@@ -457,10 +443,7 @@ pub(crate) fn renew(catalog: &Catalog, access: &Access, now_ms: i64) -> Option<A
     }
     let known = Authenticated {
         principal: access.principal.clone(),
-        scopes: match &access.claimed {
-            None => Arc::clone(&access.scopes),
-            Some(claimed) => claimed.as_slice().into(),
-        },
+        scopes: Arc::clone(access.scopes.all()),
         groups: access.groups.clone(),
         basis: access.basis.clone(),
         is_bound: access.is_bound,
@@ -537,8 +520,7 @@ impl Access {
             has_issuer: tenant.auth.has_issuer(),
             has_account_page: matches!(tenant.auth, AuthMode::Builtin(_)),
             server: Arc::clone(server),
-            claimed: None,
-            scopes: Arc::default(),
+            scopes: Subset::from(Arc::default()),
             policy: Arc::clone(&server.policy),
             groups: Groups::default(),
             basis: AccessBasis::Token,
@@ -560,7 +542,8 @@ impl Access {
 
     /// Replaces the scopes.
     pub(crate) fn with_scopes(mut self, scopes: &[&str]) -> Self {
-        self.scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        let scopes: Arc<[String]> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+        self.scopes = scopes.into();
         self
     }
 }
@@ -698,9 +681,10 @@ mod tests {
     fn access_is_renewed_while_its_basis_exists() {
         let key = "subject: ada, servers: [x], scopes: [s]";
         let access = by_key(&keyed(key, ""), "x").unwrap();
-        assert_eq!(access.scopes(), ["s"]);
+        assert!(access.scopes().items().eq(["s"]));
         let wider = keyed("subject: ada, servers: [\"*\"], scopes: [s, t]", "");
-        assert_eq!(renew(&wider, &access, NOW_MS).unwrap().scopes(), ["s", "t"]);
+        let renewed = renew(&wider, &access, NOW_MS).unwrap();
+        assert!(renewed.scopes().items().eq(["s", "t"]));
         let mut another = keyed(key, "");
         let name = access.tenant.name.clone();
         another.identify(&name, uuid::Uuid::from_u128(1));
@@ -776,6 +760,38 @@ mod tests {
         assert!(renewed.is_of(&now) && !renewed.permits_the_same(&access));
         let again = renew(&now, &access, NOW_MS).unwrap();
         assert!(renewed.permits_the_same(&again));
+    }
+
+    /// Each access had copies of its scopes and of patterns, which streams, calls and sessions kept.
+    #[test]
+    fn an_access_has_no_copies_of_scopes() {
+        let key = "subject: ada, servers: [x], scopes: [s, t, u]";
+        let policy = ", policy: {scopes: {a: [s], b: [t], c: [u]}}";
+        let some = format!("{policy}, grants: {{users: {{ada: [s, u]}}}}");
+        let (all, some) = (keyed(key, policy), keyed(key, &some));
+        let access = by_key(&some, "x").unwrap();
+        assert!(access.scopes().items().eq(["s", "u"]));
+        assert!(access.policy().tools.allows("a") && !access.policy().tools.allows("b"));
+        let declared = &some.tenants["a"].api_keys[&[0; 32]];
+        assert!(Arc::ptr_eq(access.scopes().all(), &declared.scopes));
+        let asserted = Authenticated::asserted("a", &access.caller()).unwrap();
+        assert_eq!(
+            *asserted.scopes,
+            ["s", "t", "u"],
+            "those it may not have, too"
+        );
+        let renewed = renew(&all, &access, NOW_MS).unwrap();
+        assert!(renewed.scopes().items().eq(["s", "t", "u"]));
+        let external = "mode: external, issuer: \"https://i.test\"";
+        let all = catalog(external, "", policy);
+        let claimed: Arc<[String]> = ["s", "t"].map(str::to_owned).into();
+        let access = Access {
+            scopes: Subset::new(&claimed, [false, true].into_iter()),
+            ..by_token(&all, &[]).unwrap()
+        };
+        let renewed = renew(&all, &access, NOW_MS).unwrap();
+        assert!(renewed.scopes().items().eq(["s", "t"]));
+        assert!(Arc::ptr_eq(renewed.scopes().all(), &claimed));
     }
 
     /// Sessions and streams went on with the groups of before, until a declaration changed.

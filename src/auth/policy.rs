@@ -233,7 +233,7 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
     if !policy.has_scopes() {
         return None;
     }
-    let mut wanted = access.scopes().to_vec();
+    let mut lacking: Vec<String> = Vec::new();
     let mut add = |message: &Message| {
         if message.method() != Method::ToolsCall || denied(policy, message).is_some() {
             return;
@@ -245,8 +245,8 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
             None => policy.all_scopes().into_iter().collect(),
         };
         for scope in needed {
-            if !policy.covers(access.scopes(), scope) && !wanted.contains(scope) {
-                wanted.push(scope.clone());
+            if !policy.covers(access.scopes(), scope) && !lacking.contains(scope) {
+                lacking.push(scope.clone());
             }
         }
     };
@@ -254,7 +254,10 @@ pub(crate) fn missing_scopes(access: &Access, body: &Body) -> Option<Vec<String>
         Body::One(message) => add(message),
         Body::Batch(items) => items.iter().flatten().for_each(add),
     }
-    (wanted.len() > access.scopes().len()).then_some(wanted)
+    if lacking.is_empty() {
+        return None;
+    }
+    Some(access.scopes().items().cloned().chain(lacking).collect())
 }
 
 /// The response to a list request with allowed entries only, byte for byte. A long list is judged in

@@ -415,4 +415,43 @@ mod tests {
         assert_eq!(new.clients["one"].title, "Two");
         assert!(Arc::ptr_eq(&old.clients["other"], &new.clients["other"]));
     }
+
+    #[test]
+    fn a_change_copies_no_provider_and_no_issuer() {
+        let of = |client: &str| {
+            let all = |issuer: &str| {
+                let one = format!("one: {{issuer: \"https://one.{issuer}\", client_id: {client}}}");
+                let other = format!("other: {{issuer: \"https://other.{issuer}\", client_id: c}}");
+                format!("{{{one}, {other}}}")
+            };
+            let (providers, upstreams) = (all("id.test"), all("hub.test"));
+            read(&format!(
+                "tenants: {{a: {{auth: {{mode: builtin}}, providers: {providers}, upstreams: {upstreams}}}}}"
+            ))
+        };
+        let builtin = |catalog: &Catalog| match &catalog.tenants["a"].auth {
+            AuthMode::Builtin(builtin) => Arc::clone(builtin),
+            _ => unreachable!("it has its own authorization server"),
+        };
+        let before = of("c");
+        let after = of("d").reusing(&before);
+        let (old, new) = (builtin(&before), builtin(&after));
+        for (name, is_kept) in [("one", false), ("other", true)] {
+            let provider = Arc::ptr_eq(&old.providers[name], &new.providers[name]);
+            let upstream = Arc::ptr_eq(&old.upstreams[name], &new.upstreams[name]);
+            assert_eq!((provider, upstream), (is_kept, is_kept), "{name}");
+        }
+        let external = |server: &str| {
+            read(&format!(
+                "tenants: {{a: {{auth: {{mode: external, issuer: \"https://i.test\"}}, servers: {{{server}: {{command: cat}}}}}}}}"
+            ))
+        };
+        let issuer = |catalog: &Catalog| match &catalog.tenants["a"].auth {
+            AuthMode::External(external) => Arc::clone(external),
+            _ => unreachable!("it has an external one"),
+        };
+        let before = external("x");
+        let after = external("y").reusing(&before);
+        assert!(Arc::ptr_eq(&issuer(&before), &issuer(&after)));
+    }
 }

@@ -15,6 +15,7 @@
 //! * `quotas`: quotas of a tenant and of its principals
 //! * `redirect`: redirect URIs that a client may register
 //! * `server`: a server, its time limits, bounds and supervision
+//! * `subset`: subset of a shared list
 
 mod authorization_server;
 mod catalog;
@@ -29,6 +30,7 @@ mod policy;
 mod quotas;
 pub(crate) mod redirect;
 mod server;
+mod subset;
 
 pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
@@ -59,3 +61,4 @@ pub(crate) use self::quotas::{Bounds, Full, Quotas, Room};
 pub(crate) use self::server::{
     Clocks, Isolation, Limits, OnLoss, Reply, ReplyMode, Server, ServerEra, Supervision,
 };
+pub(crate) use self::subset::Subset;

@@ -8,7 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use super::pattern::{Pattern, Template};
+use super::{
+    pattern::{Pattern, Template},
+    subset::Subset,
+};
 
 /// The access policy of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,8 +22,10 @@ pub(crate) struct Policy {
     pub(crate) prompts: Names,
     /// Resources, by URI.
     pub(crate) resources: Names,
-    /// The scopes that calls of tools require: all entries with a matching pattern apply.
-    scopes: Arc<[(Pattern, Vec<String>)]>,
+    /// The patterns of tools whose calls require scopes: all that match apply.
+    scoped: Arc<[Pattern]>,
+    /// The scopes that each of these patterns requires.
+    scopes: Arc<[Vec<String>]>,
     /// For each scope, the scopes that imply it, directly or indirectly.
     implied_by: Arc<BTreeMap<String, BTreeSet<String>>>,
     /// The names of each group; none if they are the same for all callers.
@@ -47,6 +52,8 @@ pub(crate) struct Names {
     /// None means `["*"]`.
     allow: Option<Arc<[Pattern]>>,
     deny: Arc<[Pattern]>,
+    /// Patterns of tools that are denied because the caller may not have a scope that they require.
+    unreachable: Option<Subset<Pattern>>,
     /// One of these has to allow a name, too.
     within: Option<Vec<Arc<Self>>>,
 }
@@ -57,6 +64,7 @@ impl Names {
         Self {
             allow: allow.map(Into::into),
             deny: deny.into(),
+            unreachable: None,
             within: None,
         }
     }
@@ -76,7 +84,9 @@ impl Names {
 
     fn has_no_patterns(&self) -> bool {
         let allow = self.allow.as_ref();
-        self.deny.is_empty() && allow.is_none_or(|all| all.iter().any(Pattern::is_everything))
+        self.deny.is_empty()
+            && self.unreachable.is_none()
+            && allow.is_none_or(|all| all.iter().any(Pattern::is_everything))
     }
 
     /// Reports whether this name is allowed.
@@ -90,7 +100,12 @@ impl Names {
         let allow = self.allow.as_ref();
         allow.is_none_or(|allow| is_one(allow, name))
             && !is_one(&self.deny, name)
+            && !self.unreachable().any(|tools| tools.matches(name))
             && self.is_within(|names| names.allows(name))
+    }
+
+    fn unreachable(&self) -> impl Iterator<Item = &Pattern> {
+        self.unreachable.iter().flat_map(Subset::items)
     }
 
     fn is_within(&self, allows: impl Fn(&Self) -> bool) -> bool {
@@ -128,7 +143,8 @@ impl Names {
     pub(crate) fn patterns(&self) -> usize {
         let within = self.within.iter().flatten();
         let within: usize = within.map(|names| names.patterns()).sum();
-        self.allow.as_ref().map_or(0, |all| all.len()) + self.deny.len() + within
+        let allow = self.allow.as_ref().map_or(0, |all| all.len());
+        allow + self.deny.len() + self.unreachable().count() + within
     }
 }
 
@@ -146,10 +162,12 @@ impl Policy {
         implies: &BTreeMap<String, Vec<String>>,
         groups: Option<NamesByGroup>,
     ) -> Self {
+        let (scoped, scopes): (Vec<_>, Vec<_>) = scopes.into_iter().unzip();
         Self {
             tools,
             prompts,
             resources,
+            scoped: scoped.into(),
             scopes: scopes.into(),
             implied_by: Arc::new(implied_by(implies)),
             groups: groups.map(Arc::new),
@@ -157,19 +175,25 @@ impl Policy {
     }
 
     /// The policy for a caller in `groups` that may have these scopes: what one of its groups allows, without the tools
-    /// that require a scope which it may not have.
+    /// that require a scope which it may not have. It shares all patterns with this one: each stream, call and session
+    /// keeps the policy of its caller.
     pub(crate) fn of_caller(
         self: &Arc<Self>,
         groups: &[String],
         scopes: &AllowedScopes<'_>,
     ) -> Arc<Self> {
         let unreachable = self.unreachable(scopes);
-        if self.groups.is_none() && unreachable.is_empty() {
+        if self.groups.is_none() && unreachable.is_none() {
             return Arc::clone(self);
         }
         let mut narrowed = Self::clone(self);
         if let Some(by_group) = narrowed.groups.take() {
-            let own = || groups.iter().filter_map(|group| by_group.get(group));
+            let is_named = |group: &&String| by_group.contains_key(*group);
+            let mut named: Vec<&String> = groups.iter().filter(is_named).collect();
+            // Each counts once: a token may repeat a group any number of times.
+            named.sort_unstable();
+            named.dedup();
+            let own = || named.iter().filter_map(|group| by_group.get(*group));
             let everybody = by_group.get(EVERYBODY);
             let of = |names: &Names, part: fn(&GroupNames) -> &Arc<Names>| {
                 names.within(own().chain(everybody).map(|of| Arc::clone(part(of))))
@@ -178,21 +202,21 @@ impl Policy {
             narrowed.prompts = of(&self.prompts, |group| &group.prompts);
             narrowed.resources = of(&self.resources, |group| &group.resources);
         }
-        if !unreachable.is_empty() {
-            let deny = narrowed.tools.deny.iter().chain(unreachable);
-            narrowed.tools.deny = deny.cloned().collect();
-        }
+        narrowed.tools.unreachable = unreachable;
         Arc::new(narrowed)
     }
 
-    /// The patterns of tools that require a scope which a caller with these may not have.
-    fn unreachable(&self, scopes: &AllowedScopes<'_>) -> Vec<&Pattern> {
-        let is_out = |(_, needed): &&(Pattern, Vec<String>)| {
+    /// The patterns of tools that require a scope which a caller with these may not have, if there are any.
+    fn unreachable(&self, scopes: &AllowedScopes<'_>) -> Option<Subset<Pattern>> {
+        let is_out = |needed: &Vec<String>| {
             let mut needed = needed.iter();
             needed.any(|scope| !scopes.include(self, scope))
         };
-        let out = self.scopes.iter().filter(is_out);
-        out.map(|(tools, _)| tools).collect()
+        if !self.scopes.iter().any(is_out) {
+            return None;
+        }
+        let out = self.scopes.iter().map(is_out);
+        Some(Subset::new(&self.scoped, out))
     }
 
     /// Reports whether it differs by groups.
@@ -232,27 +256,26 @@ impl Policy {
     /// is too long to be matched.
     pub(crate) fn scopes_of<'p>(&'p self, tool: &'p str) -> impl Iterator<Item = &'p String> {
         let applies = |tools: &Pattern| tool.len() > MAX_NAME || tools.matches(tool);
-        let matching = self.scopes.iter().filter(move |(tools, _)| applies(tools));
+        let all = self.scoped.iter().zip(self.scopes.iter());
+        let matching = all.filter(move |&(tools, _)| applies(tools));
         matching.flat_map(|(_, scopes)| scopes)
     }
 
     /// Every scope that a call of any tool may require.
     pub(crate) fn all_scopes(&self) -> BTreeSet<&String> {
-        self.scopes.iter().flat_map(|(_, scopes)| scopes).collect()
+        self.scopes.iter().flatten().collect()
     }
 
     /// The scopes that a call of every tool requires.
     pub(crate) fn scopes_of_every_tool(&self) -> impl Iterator<Item = &String> {
-        let of_every = self
-            .scopes
-            .iter()
-            .filter(|(tools, _)| tools.is_everything());
+        let all = self.scoped.iter().zip(self.scopes.iter());
+        let of_every = all.filter(|(tools, _)| tools.is_everything());
         of_every.flat_map(|(_, scopes)| scopes)
     }
 
     /// Reports whether the scopes `has` include `needed`, or a scope that implies it.
-    pub(crate) fn covers(&self, has: &[String], needed: &str) -> bool {
-        self.has_or_implies(needed, |wanted| has.iter().any(|scope| scope == wanted))
+    pub(crate) fn covers(&self, has: &Subset<String>, needed: &str) -> bool {
+        self.has_or_implies(needed, |wanted| has.items().any(|scope| scope == wanted))
     }
 
     /// Reports whether `has` holds for `needed`, or for a scope that implies it.
@@ -426,6 +449,26 @@ mod tests {
         );
     }
 
+    /// Each stream, call and session had patterns of its own: a quarter of a mebibyte for a large policy.
+    #[test]
+    fn a_caller_has_no_copies_of_patterns() {
+        let policy = Arc::new(Policy::of(&json!({
+            "scopes": {"a*": ["x"], "b*": ["y"], "c*": ["x", "y"]},
+            "groups": {"eng": {"tools": {"allow": ["a*", "b*", "c*"]}}},
+        })));
+        let x = BTreeSet::from(["x".to_owned()]);
+        let some = AllowedScopes::Named(vec![&x]);
+        let eng = |times: usize| vec!["eng".to_owned(); times];
+        let own = policy.of_caller(&eng(1), &some);
+        let is_shared = |tools: &Pattern| policy.scoped.iter().any(|one| std::ptr::eq(one, tools));
+        assert!(own.tools.unreachable().all(is_shared));
+        assert_eq!(own.tools.unreachable().count(), 2);
+        assert_eq!(own.tools.patterns(), 5);
+        let repeated = policy.of_caller(&eng(9), &some);
+        assert_eq!(repeated.tools.patterns(), 5, "a group counts once");
+        assert!(repeated.shows_the_same(&own));
+    }
+
     #[test]
     fn a_long_list_of_long_templates_takes_a_moment() {
         let docs: Vec<String> = (0..40)
@@ -458,8 +501,8 @@ mod tests {
         let long = "x".repeat(MAX_NAME + 1);
         assert_eq!(policy.scopes_of(&long).count(), 3);
         let has = |scopes: &[&str], needed| {
-            let scopes: Vec<String> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
-            policy.covers(&scopes, needed)
+            let scopes: Arc<[String]> = scopes.iter().map(|scope| (*scope).to_owned()).collect();
+            policy.covers(&scopes.into(), needed)
         };
         assert!(has(&["admin"], "files:read") && has(&["x", "files:read"], "files:read"));
         assert!(!has(&["files:read"], "files:write") && !has(&[], "admin"));

@@ -1640,6 +1640,26 @@ async fn a_subscription_does_not_wait_for_the_end_of_another() {
     bench.end().await;
 }
 
+/// Its URIs were held beside the budget for as long as the server took to answer to the end of each, or one minute.
+#[tokio::test]
+async fn a_subscription_counts_until_its_server_has_answered_to_its_end() {
+    let bench = Bench::new(&json!({"env": {"CHILD_SILENT": "resources/unsubscribe"}}));
+    let stateless = Stateless::new(bench.hub.clone());
+    let access = bench.access("one");
+    let caller = without_session(&access);
+    let share = bench.hub.limits().memory().caller(&access);
+    let wanted = resources(&["test://a"]);
+    let subscribed = stateless.subscribe(&caller, wanted).await;
+    assert!(matches!(subscribed, Ok(Subscribed::Running(..))));
+    let used = share.used();
+    assert!(used > 8 << 10, "{used}");
+    drop(subscribed);
+    // The server does not answer.
+    busy(&bench).await;
+    assert!(share.used() + 1000 > used, "{} of {used}", share.used());
+    bench.end().await;
+}
+
 /// It waited for as long as the server took, or one minute.
 #[tokio::test]
 async fn a_call_does_not_wait_for_a_subscription_of_its_caller() {

@@ -32,7 +32,7 @@ use super::lines::{CHUNK, Lines, Taken};
 use super::stderr::{Stderr, Tail};
 use super::tokens::PrivateFiles;
 use super::zygote::Guard;
-use crate::backend::dialect::Translator;
+use crate::backend::dialect::{IdBlocks, Translator};
 use crate::backend::guard::NO_PROCESS;
 use crate::backend::sandbox::UidLease;
 use crate::base::budget::{Budget, LARGE_STEP};
@@ -203,6 +203,13 @@ impl Child {
     /// Translates what its owner and the child say to each other from now on.
     pub(crate) fn translate_by(&mut self, translator: Translator) {
         self.translator = Some(Box::new(translator));
+    }
+
+    /// The callers of its sessions are known by the ids of their calls from now on.
+    pub(crate) fn know_callers(&mut self, ids: &Arc<IdBlocks>) {
+        if let Some(translator) = &mut self.translator {
+            translator.know_callers(ids);
+        }
     }
 
     /// Whether it is a server without sessions.

@@ -24,8 +24,8 @@ const END: u32 = 1 << (31 - BITS);
 pub(crate) struct IdBlocks(RwLock<Blocks>);
 
 struct Blocks {
-    /// Number of the session that holds a block.
-    holders: Table<u32, u32>,
+    /// Number and caller of the session that holds a block.
+    holders: Table<u32, (u32, Arc<str>)>,
     /// The first block that was never leased.
     fresh: u32,
     /// Blocks that were given back, oldest first: they are leased again after all others, so that a late
@@ -38,6 +38,8 @@ pub(crate) struct IdLease {
     blocks: Arc<IdBlocks>,
     /// Number of the session.
     session: u32,
+    /// The name of its caller.
+    caller: Arc<str>,
     /// The present block is the last one; requests with ids of the others are open.
     held: Vec<u32>,
 }
@@ -54,13 +56,22 @@ impl IdBlocks {
 
     /// The number of the session that holds an id or progress token.
     pub(crate) fn holder(&self, id: u64) -> Option<u32> {
-        let block = u32::try_from(id >> BITS).ok()?;
-        let blocks = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        blocks.holders.get(&block).copied()
+        self.find(id, |(session, _)| *session)
     }
 
-    /// Leases a block to a session; none if all are leased.
-    fn lease(&self, session: u32) -> Option<u32> {
+    /// The name of the caller whose session holds an id.
+    pub(super) fn caller(&self, id: u64) -> Option<Arc<str>> {
+        self.find(id, |(_, caller)| Arc::clone(caller))
+    }
+
+    fn find<T>(&self, id: u64, read: impl FnOnce(&(u32, Arc<str>)) -> T) -> Option<T> {
+        let block = u32::try_from(id >> BITS).ok()?;
+        let blocks = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        blocks.holders.get(&block).map(read)
+    }
+
+    /// Leases a block to a session of a caller; none if all are leased.
+    fn lease(&self, session: u32, caller: &Arc<str>) -> Option<u32> {
         let mut blocks = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let block = if blocks.fresh < END {
             blocks.fresh += 1;
@@ -68,7 +79,7 @@ impl IdBlocks {
         } else {
             blocks.returned.pop_front()?
         };
-        blocks.holders.insert(block, session);
+        blocks.holders.insert(block, (session, Arc::clone(caller)));
         Some(block)
     }
 
@@ -80,13 +91,14 @@ impl IdBlocks {
 }
 
 impl IdLease {
-    /// Leases the first block of a session; none if all are leased.
-    pub(crate) fn new(blocks: &Arc<IdBlocks>, session: u32) -> Option<Self> {
-        let held = vec![blocks.lease(session)?];
+    /// Leases the first block of a session of a caller; none if all are leased.
+    pub(crate) fn new(blocks: &Arc<IdBlocks>, session: u32, caller: Arc<str>) -> Option<Self> {
+        let held = vec![blocks.lease(session, &caller)?];
         let blocks = Arc::clone(blocks);
         Some(Self {
             blocks,
             session,
+            caller,
             held,
         })
     }
@@ -99,7 +111,7 @@ impl IdLease {
     /// Leases another block, and gives those back in which no request is open. If all are leased, the
     /// session keeps its block.
     pub(super) fn renew(&mut self, is_open: impl Fn(&RangeInclusive<u64>) -> bool) {
-        let Some(next) = self.blocks.lease(self.session) else {
+        let Some(next) = self.blocks.lease(self.session, &self.caller) else {
             return;
         };
         let blocks = &self.blocks;
@@ -136,7 +148,7 @@ mod tests {
     fn the_ids_of_a_session_are_its_own_to_the_last() {
         let blocks = IdBlocks::new();
         let leases: Vec<_> = (1..=3)
-            .map(|session| IdLease::new(&blocks, session).unwrap())
+            .map(|session| IdLease::new(&blocks, session, "".into()).unwrap())
             .collect();
         assert_eq!(*leases[0].ids().start(), OWN_IDS);
         for (lease, session) in leases.iter().zip(1..) {
@@ -158,13 +170,13 @@ mod tests {
     fn blocks_stay_below_32_bits_and_the_longest_unused_comes_first() {
         let blocks = IdBlocks::new();
         let all: Vec<_> = (FIRST..END)
-            .map(|session| IdLease::new(&blocks, session).unwrap())
+            .map(|session| IdLease::new(&blocks, session, "".into()).unwrap())
             .collect();
         assert_eq!(*all.last().unwrap().ids().end(), (1 << 31) - 1);
-        assert!(IdLease::new(&blocks, 1).is_none());
+        assert!(IdLease::new(&blocks, 1, "".into()).is_none());
         let mut all = all.into_iter();
         let returned: Vec<_> = all.by_ref().take(2).map(|lease| lease.ids()).collect();
-        let again = [2, 3].map(|session| IdLease::new(&blocks, session).unwrap());
+        let again = [2, 3].map(|session| IdLease::new(&blocks, session, "".into()).unwrap());
         assert_eq!(again.each_ref().map(IdLease::ids)[..], returned);
         assert_eq!(blocks.holder(*returned[1].start()), Some(3));
         // Without another block the session keeps the one it has.
@@ -176,7 +188,7 @@ mod tests {
     #[test]
     fn a_block_is_held_while_a_request_in_it_is_open() {
         let blocks = IdBlocks::new();
-        let mut lease = IdLease::new(&blocks, 7).unwrap();
+        let mut lease = IdLease::new(&blocks, 7, "".into()).unwrap();
         let first = lease.ids();
         lease.renew(|ids| *ids == first);
         let second = lease.ids();

@@ -1,7 +1,10 @@
 //! Subscriptions of a session at a modern server: one `subscriptions/listen` at a time, for all that the
 //! session wants to hear (2026-07-28 subscriptions).
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
@@ -197,19 +200,21 @@ impl Listening {
         // The one before is left when this one tells the same, so that nothing is missed.
         self.end_current(out);
         self.current = self.pending.take();
-        let agreed = modern::acknowledged_resources(message);
-        for (id, uri) in std::mem::take(&mut self.asked) {
-            if agreed.contains(&uri) {
+        let asked = std::mem::take(&mut self.asked);
+        let mut refused: HashSet<&[u8]> = asked.iter().map(|(_, uri)| &**uri).collect();
+        modern::leave_unacknowledged(message, &mut refused);
+        for (id, uri) in &asked {
+            if refused.contains(&**uri) {
+                self.resources.remove(uri);
+                let mut line = BytesMut::new();
+                push_error(id, -32602, UNWATCHED, None, &mut line);
+                out.session.push_back(line.freeze());
+            } else {
                 // None where the session has left it meanwhile.
-                if let Some(is_agreed) = self.resources.get_mut(&uri) {
+                if let Some(is_agreed) = self.resources.get_mut(uri) {
                     *is_agreed = true;
                 }
-                out.answer(&id);
-            } else {
-                self.resources.remove(&uri);
-                let mut line = BytesMut::new();
-                push_error(&id, -32602, UNWATCHED, None, &mut line);
-                out.session.push_back(line.freeze());
+                out.answer(id);
             }
         }
         let was_behind = std::mem::take(&mut self.is_behind);

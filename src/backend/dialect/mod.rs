@@ -8,6 +8,7 @@
 //! Not here: the bytes of a child (`backend::child`), the probe (`backend::opening`), and the routing of
 //! messages (`hub::stream`, and `backend::shared` for shared children).
 //!
+//! * `caller_rooms`: room for the calls of each caller at a modern server
 //! * `era`: the eras that a server understands, and the probe for the modern one
 //! * `id_blocks`: ids of the sessions of shared children
 //! * `legacy`: sessions that begin with `initialize`, up to revision 2025-11-25; and the lines that
@@ -20,6 +21,7 @@
 //! * `translator`: between a child and its owner, until it is known that neither needs one
 //! * `watched`: watched resources, and those that an update is told to
 
+mod caller_rooms;
 mod era;
 mod id_blocks;
 mod legacy;

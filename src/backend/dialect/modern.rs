@@ -4,11 +4,16 @@
 //! has to know of the client, results that ask for input become requests of the server, and the answers of
 //! the client make the request again. A state machine without IO, streams, clocks or HTTP.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
+use super::caller_rooms::CallerRooms;
+use super::id_blocks::IdBlocks;
 use super::legacy::MAX_OWED;
 use super::listening::{Listening, Out, push_cancelled};
 use super::results::Results;
@@ -35,6 +40,8 @@ pub(super) struct Modern {
     calls: Table<Box<[u8]>, Call>,
     /// The bytes that they take, with what the server and the client have said meanwhile.
     kept: usize,
+    /// The same for each caller, where several share the child.
+    rooms: CallerRooms,
     /// The raw id of one that is large, and waits for its turn to be made again.
     due: Option<Box<[u8]>>,
     /// Calls whose clients make them again themselves, by their raw ids.
@@ -49,6 +56,8 @@ pub(super) struct Modern {
 struct Call {
     /// The request, as the server got it first.
     request: Bytes,
+    /// Its caller, where several share the child.
+    caller: Option<Arc<str>>,
     /// Whether its client can be asked.
     may_be_asked: bool,
     /// How often the server has asked.
@@ -121,10 +130,16 @@ impl Modern {
     pub(super) fn new(is_for_modern: bool, isolation: Isolation) -> Self {
         Self {
             is_for_modern,
+            rooms: CallerRooms::new(isolation),
             results: Results::new(isolation),
             has_modern_clients: is_for_modern || isolation != Isolation::Session,
             ..Self::default()
         }
+    }
+
+    /// The callers of the sessions of the owner are known by the ids of their calls from now on.
+    pub(super) fn know_callers(&mut self, ids: &Arc<IdBlocks>) {
+        self.rooms.know_callers(ids);
     }
 
     /// Begins with the `initialize` of the owner: requests its counterpart in this era, under this raw id.
@@ -236,17 +251,24 @@ impl Modern {
         let may_be_asked = mark.map_or(self.client.may_be_asked(), |mark| mark == Mark::Asked);
         // Those of clients that cannot be asked leave room for others: few servers have them made again.
         let most = if may_be_asked { MAX_KEPT } else { MAX_KEPT / 2 };
-        if is_asked_back && self.kept + length <= most {
+        let id = message.id().unwrap_or_default();
+        let caller = is_asked_back.then(|| self.rooms.caller(id)).flatten();
+        let of_all = (self.kept, most);
+        if is_asked_back
+            && self.kept + length <= most
+            && self.rooms.has_room(caller.as_ref(), length, of_all)
+        {
             self.kept += length;
+            self.rooms.take(caller.as_ref(), length);
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
+                caller,
                 may_be_asked,
                 round: 0,
                 asks: Vec::new(),
                 state: None,
             };
-            self.calls
-                .insert(message.id().unwrap_or_default().into(), call);
+            self.calls.insert(id.into(), call);
         }
         to.server.put_u8(b'\n');
     }
@@ -260,6 +282,7 @@ impl Modern {
     fn remove(&mut self, id: &[u8]) -> Option<Call> {
         let call = self.calls.remove(id)?;
         self.kept -= call.size();
+        self.rooms.give_back(call.caller.as_ref(), call.size());
         Some(call)
     }
 
@@ -412,6 +435,11 @@ impl Modern {
         if self.kept + size > MAX_KEPT {
             return self.fail(id, TOO_MUCH, to);
         }
+        let (caller, of_all) = (call.caller.as_ref(), (self.kept, MAX_KEPT));
+        if !self.rooms.may_grow(caller, size, of_all) {
+            return self.fail(id, TOO_MUCH, to);
+        }
+        self.rooms.take(caller, size);
         self.kept += size;
         call.state = wanted.state;
         for (at, (key, request)) in wanted.requests.into_iter().enumerate() {
@@ -435,6 +463,8 @@ impl Modern {
         let Some((id, [round, at])) = numbers(message.id().unwrap_or_default()) else {
             return;
         };
+        let known = self.calls.get(id);
+        let caller = known.and_then(|call| call.caller.clone());
         let call = self.calls.get_mut(id).filter(|call| call.round == round);
         let asks = call.map(|call| &mut call.asks);
         let Some(ask) = asks.and_then(|asks| asks.get_mut(usize::try_from(at).ok()?)) else {
@@ -453,9 +483,16 @@ impl Modern {
             CANCELLED
         };
         let is_refused = message.result().is_none() && !ask.is_elicitation;
+        let (caller, of_all) = (caller.as_ref(), (self.kept, MAX_KEPT));
+        let has_room = self.rooms.may_grow(caller, answer.len(), of_all);
+        let answer = if has_room { answer } else { CANCELLED };
         self.kept += answer.len();
+        self.rooms.take(caller, answer.len());
         // Also of one that was refused, so that it is not cancelled.
         ask.answer = Some(answer);
+        if !has_room {
+            return self.fail(id, TOO_MUCH, to);
+        }
         if is_refused {
             return self.fail(id, "the client did not answer what the server asked", to);
         }
@@ -507,7 +544,9 @@ impl Modern {
             .filter_map(|ask| Some((&*ask.key, &**ask.answer.as_ref()?)));
         let again = retry_id(id, call.round);
         let state = call.state.take();
-        self.kept -= before - call.size();
+        let less = before - call.size();
+        self.kept -= less;
+        self.rooms.give_back(call.caller.as_ref(), less);
         match modern::retry(&call.request, &again, answers, state.as_deref()) {
             Some(line) => {
                 to.server.extend_from_slice(&line);

@@ -14,6 +14,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::era::{KnownEra, PROBE, is_modern, may_be_modern};
+use super::id_blocks::IdBlocks;
 use super::modern::{Modern, To};
 use crate::base::budget::LargeWork;
 use crate::declare::Isolation;
@@ -123,6 +124,11 @@ impl Translator {
             .checked_add(wait)
             .filter(|_| !clock.is_zero());
         self
+    }
+
+    /// The callers of the sessions of its owner are known by the ids of their calls from now on.
+    pub(crate) fn know_callers(&mut self, ids: &Arc<IdBlocks>) {
+        self.modern.know_callers(ids);
     }
 
     /// The queue of the owner's lines.

@@ -200,6 +200,7 @@ impl RunningChild {
     /// Initializes the child in the name of the gateway, without capabilities: a shared child must
     /// not send requests to clients.
     async fn start(&mut self) -> Result<Initialized, Refused> {
+        self.child.know_callers(&self.shared.ids);
         let clock = self.shared.server.clocks.start;
         let halt = self.shared.halt.clone();
         let limit = if clock.is_zero() { FOREVER } else { clock };

@@ -101,16 +101,16 @@ impl SharedChildren {
         })
     }
 
-    /// A number for a session, reused only after all others, and its ids at shared children; none if the
+    /// A number for a session of a caller, reused only after all others, and its ids at shared children; none if the
     /// ids of all children are leased.
-    pub(crate) fn enlist(&self) -> Option<(u32, IdLease)> {
+    pub(crate) fn enlist(&self, caller: Arc<str>) -> Option<(u32, IdLease)> {
         let number = loop {
             let number = self.last.fetch_add(1, Ordering::Relaxed);
             if number != 0 {
                 break number;
             }
         };
-        Some((number, IdLease::new(&self.ids, number)?))
+        Some((number, IdLease::new(&self.ids, number, caller)?))
     }
 
     /// Joins a child of `server` that the sessions of a principal share, or those of all principals. Each revision

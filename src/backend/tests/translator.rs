@@ -2,6 +2,7 @@ use futures_util::FutureExt;
 
 use super::super::{
     era::{PROBE_WAIT, push_probe},
+    id_blocks::IdLease,
     translator::*,
 };
 
@@ -458,6 +459,48 @@ fn calls_of_clients_that_cannot_be_asked_leave_room_for_others() {
     };
     let nothing = INITIALIZE.replace(r#""elicitation":{}"#, "");
     assert_eq!((kept(&nothing), kept(INITIALIZE)), (7, 15));
+}
+
+/// The large calls of one person at a shared child took all room, and nobody else could be asked.
+#[test]
+fn a_caller_at_a_shared_child_leaves_room_for_calls_of_others() {
+    let mut both = Both::isolated(Opening::Modern, (false, Isolation::Tenant));
+    both.owner_writes(INITIALIZE);
+    both.server_writes(&answer("1", DISCOVERED));
+    let ids = IdBlocks::new();
+    let leases = [(1, "ada"), (2, "ada"), (3, "bob")]
+        .map(|(session, caller)| IdLease::new(&ids, session, caller.into()).unwrap());
+    both.translator.know_callers(&ids);
+    let first = leases.each_ref().map(|lease| *lease.ids().start());
+    let text = "x".repeat(200 << 10);
+    let call = |id: u64, text: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"arguments":{{"x":"{text}"}}}}}}"#
+        )
+    };
+    for id in (0..50).flat_map(|n| [first[0] + n, first[1] + n]) {
+        assert!(both.owner_writes(&call(id, &text)).len() > text.len());
+    }
+    assert_eq!(both.translator.kept() >> 20, 3, "of 16");
+    both.owner_writes(&call(first[2], "x"));
+    let required =
+        r#""result":{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"}}}"#;
+    for id in [first[0], first[2]] {
+        let (_, told) = both.server_writes(&answer(&id.to_string(), required));
+        assert!(told[0].contains("roots/list"), "{told:?}");
+    }
+    // Nor by what it answers.
+    let long = format!(r#""result":{{"x":"{}"}}"#, "x".repeat(5 << 20));
+    let again = both.owner_writes(&answer(&format!(r#""{}.1.0""#, first[0]), &long));
+    let error = r#""error":{"code":-32603,"message":"the server asks for too much at once"}"#;
+    let told = answer(&first[0].to_string(), error);
+    assert_eq!(
+        (&*again, both.owner.split_off(0)),
+        ("", VecDeque::from([Bytes::from(told)]))
+    );
+    let short = r#""result":{"roots":[]}"#;
+    let again = both.owner_writes(&answer(&format!(r#""{}.1.0""#, first[2]), short));
+    assert!(again.contains(r#""roots":[]"#), "{again}");
 }
 
 /// 23 KB of such answers became 1 GiB of requests that wait.

@@ -453,24 +453,54 @@ impl SubscriptionStream {
         Some(with_subscription(&message, &self.id))
     }
 
-    /// A notification of another session, if there is room for a copy. One that was or would be missed ends the
-    /// subscription: the client subscribes again, and reads all anew.
-    fn changed(&mut self, change: Option<Bytes>) -> Next {
-        let Some(event) = change else {
-            return Next::Released;
-        };
-        let Some(drawn) = self.reader.budgets().room_for(event.len()) else {
-            return Next::Released;
+    /// A notification of another session, if it is wanted. One that was or would be missed ends the subscription: the
+    /// client subscribes again, and reads all anew.
+    fn changed(&mut self, change: Option<Bytes>) -> Result<Option<Bytes>, Next> {
+        let event = change.ok_or(Next::Released)?;
+        let turn = LargeWork::at_once(&self.tenant.name, event.len());
+        let share = self.reader.budgets();
+        let copied = turn.run(|| {
+            let hears = |message: &Message| self.subscription.hears(message);
+            copied(heard(event, hears), share, &self.id)
+        })?;
+        let Some((line, drawn)) = copied else {
+            return Ok(None);
         };
         self.reader.give(drawn);
-        Next::Events(vec![(String::new(), event)])
+        Ok(Some(line))
     }
 
     fn wanted(&self, event: Bytes) -> Option<Bytes> {
-        let message = Message::parse(event).ok()?;
-        let is_wanted = self.subscription.hears(&message);
-        is_wanted.then(|| with_subscription(&message, &self.id))
+        let turn = LargeWork::at_once(&self.tenant.name, event.len());
+        turn.run(|| {
+            let message = heard(event, |message| self.subscription.hears(message))?;
+            Some(with_subscription(&message, &self.id))
+        })
     }
+}
+
+/// The notification in an event, if a subscription `hears` it.
+fn heard(event: Bytes, hears: impl FnOnce(&Message) -> bool) -> Option<Message> {
+    // Most of what is long is of no subscription.
+    if !modern::is_change(&event) {
+        return None;
+    }
+    Message::parse(event).ok().filter(hears)
+}
+
+/// A copy of what the subscription of this raw id has heard, with what was drawn for it before; an end without room for
+/// it. What was not heard needs none.
+fn copied(
+    heard: Option<Message>,
+    share: &LogShare,
+    id: &[u8],
+) -> Result<Option<(Bytes, Drawn)>, Next> {
+    let Some(message) = heard else {
+        return Ok(None);
+    };
+    let drawn = share.room_for(message.bytes().len());
+    let drawn = drawn.ok_or(Next::Released)?;
+    Ok(Some((with_subscription(&message, id), drawn)))
 }
 
 impl Source for SubscriptionStream {
@@ -480,7 +510,14 @@ impl Source for SubscriptionStream {
         loop {
             let next = tokio::select! {
                 next = self.reader.next() => next,
-                change = self.subscription.changes.next() => self.changed(change),
+                change = self.subscription.changes.next() => match self.changed(change) {
+                    Ok(Some(line)) => {
+                        push_message(&mut bytes, "", &line);
+                        return Part::More(bytes.freeze());
+                    }
+                    Ok(None) => continue,
+                    Err(end) => end,
+                },
                 (state, drawn) = self.tasks.next(&self.tenant.name, &share) => {
                     let Some(line) = self.task(&state) else { continue };
                     self.reader.give(drawn);
@@ -519,5 +556,35 @@ impl Source for SubscriptionStream {
 
     fn took(&self) {
         self.reader.took();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::LONG_EVENT;
+
+    /// A long change of a resource ended each subscription of a caller without room, also one for a list.
+    #[test]
+    fn a_change_that_a_subscription_does_not_hear_needs_no_room() {
+        let budget = Budget::new(LONG_EVENT as u64);
+        let share = LogShare {
+            under_way: budget.share(),
+            ..LogShare::plenty()
+        };
+        let uri = "x".repeat(LONG_EVENT);
+        let copied = |is_heard: bool| {
+            let event = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"{uri}"}}}}"#
+            );
+            copied(heard(event.into(), |_| is_heard), &share, b"1")
+        };
+        assert!(matches!(copied(false), Ok(None)));
+        assert!(matches!(copied(true), Err(Next::Released)));
+        let event = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+        let short = super::copied(heard(event.into(), |_| true), &share, b"1");
+        let (line, drawn) = short.unwrap().expect("a short one needs none");
+        assert!(line.len() > event.len() && drawn.amount() == event.len() as u64);
+        assert_eq!(budget.used(), 0);
     }
 }

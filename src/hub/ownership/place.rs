@@ -64,11 +64,12 @@ pub(crate) fn places() -> Places {
 }
 
 /// Notes that the owner of a session has answered a request for it: that tells as much as the directory, which one call of
-/// each second would wait for. A frozen owner answers nothing.
+/// each second would wait for. A frozen owner answers nothing, and a late answer of a former one says nothing of the owner
+/// that was found meanwhile.
 pub(crate) fn note_answer(places: &Places, id: SessionId, owner: &Replica) {
     let known = places.get(&id);
-    let is_new = |(known, since): &(Replica, Instant)| known == owner && since.elapsed() < TTL / 2;
-    if !known.as_ref().is_some_and(is_new) {
+    let stays = |(known, since): &(Replica, Instant)| known != owner || since.elapsed() < TTL / 2;
+    if !known.as_ref().is_some_and(stays) {
         places.insert(id, (owner.clone(), Instant::now()));
     }
 }
@@ -168,7 +169,7 @@ mod tests {
     fn an_owner_that_answers_stays_known() {
         let keys = ReplicaKeys::new(MacKeys::new([&[7; 32]]));
         let replica = |address: &str| keys.replica(&address.into()).unwrap();
-        let (owner, other) = (replica("b:1"), replica("c:1"));
+        let owner = replica("b:1");
         let (places, id) = (places(), SessionId("s".into()));
         let known = || places.get(&id).unwrap();
         note_answer(&places, id.clone(), &owner);
@@ -180,7 +181,23 @@ mod tests {
         places.insert(id.clone(), (owner.clone(), before));
         note_answer(&places, id.clone(), &owner);
         assert!(known().1 >= since);
-        note_answer(&places, id.clone(), &other);
-        assert_eq!(known().0, other);
+    }
+
+    /// Requests went to the former owner for up to a second, and failed there if it was frozen.
+    #[test]
+    fn a_late_answer_of_a_former_owner_leaves_the_present_one() {
+        let keys = ReplicaKeys::new(MacKeys::new([&[7; 32]]));
+        let replica = |address: &str| keys.replica(&address.into()).unwrap();
+        let (former, owner) = (replica("b:1"), replica("c:1"));
+        let (places, id) = (places(), SessionId("s".into()));
+        let before = Instant::now().checked_sub(TTL).unwrap();
+        for since in [Instant::now(), before] {
+            places.insert(id.clone(), (owner.clone(), since));
+            note_answer(&places, id.clone(), &former);
+            assert_eq!(places.get(&id).unwrap(), (owner.clone(), since));
+        }
+        places.invalidate(&id);
+        note_answer(&places, id.clone(), &former);
+        assert_eq!(places.get(&id).unwrap().0, former, "none is known");
     }
 }

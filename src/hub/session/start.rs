@@ -98,7 +98,11 @@ impl Session {
         if let Some(number) = self.link.number() {
             return Some(number);
         }
-        let (number, lease) = self.core.shared_children.enlist()?;
+        let caller = match self.owner() {
+            Owner::Caller(name) => name,
+            Owner::Tenant => "".into(),
+        };
+        let (number, lease) = self.core.shared_children.enlist(caller)?;
         self.link.set_number(number);
         self.dialect.confine(lease);
         Some(number)

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{Mutex, mpsc, oneshot},
-    time::{Instant, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{changes::Changes, sender::Sender};
@@ -324,12 +324,41 @@ impl Group {
         known.map(|known| Arc::clone(&known.tools))
     }
 
-    /// Keeps the header fields of tools in place of those of the same policy, and of the oldest of many.
-    pub(super) fn keep_tools(&self, tools: KnownTools) {
+    /// Keeps the header fields of tools in place of those of the same policy, and of the oldest of many. Whether there were
+    /// none, so that these have to be forgotten.
+    pub(super) fn keep_tools(&self, tools: KnownTools) -> bool {
         let mut known = self.tools.write().unwrap_or_else(PoisonError::into_inner);
+        let are_first = known.is_empty();
         known.retain(|known| !known.is_of(&tools.policy));
         known.truncate(MAX_POLICIES - 1);
         known.insert(0, tools);
+        are_first
+    }
+
+    /// Forgets the header fields of tools that are no longer `fresh`, and all when the last session has ended, until none
+    /// are kept.
+    pub(super) async fn forget_tools(&self, fresh: Duration) {
+        while let Some(oldest) = self.oldest_tools(fresh) {
+            let mut all = self.all().into_iter();
+            let Some(living) = all.find(|member| !member.commands.is_closed()) else {
+                let mut known = self.tools.write().unwrap_or_else(PoisonError::into_inner);
+                *known = Vec::new();
+                return;
+            };
+            drop(all);
+            tokio::select! {
+                () = living.commands.closed() => {}
+                () = sleep_until(oldest + fresh) => {}
+            }
+        }
+    }
+
+    /// When the oldest were read of those that are `fresh`; the others are forgotten.
+    fn oldest_tools(&self, fresh: Duration) -> Option<Instant> {
+        let mut known = self.tools.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|known| known.read.elapsed() < fresh);
+        known.shrink_to_fit();
+        known.iter().map(|known| known.read).min()
     }
 
     /// Whether the server of a session for all is one of this era.
@@ -535,6 +564,8 @@ impl Drop for Lease {
 mod tests {
     use std::collections::BTreeMap;
 
+    use futures_util::FutureExt;
+
     use super::super::group::*;
     use crate::{
         base::budget::Budget,
@@ -631,6 +662,35 @@ mod tests {
                     "{is_for_one} {max:?}"
                 );
             }
+        }
+    }
+
+    /// Those of a group whose sessions had ended were kept until there were many groups.
+    #[tokio::test]
+    async fn tools_are_forgotten_with_the_last_session_and_once_they_are_old() {
+        let budget = Budget::new(1 << 20);
+        for fresh in [Duration::from_secs(60), Duration::ZERO] {
+            let group = Group::default();
+            let (commands, task) = mpsc::channel(1);
+            group.change(|members| members.push(member(&commands, false)));
+            let keep = || {
+                group.keep_tools(KnownTools {
+                    policy: Arc::default(),
+                    read: Instant::now(),
+                    tools: Arc::default(),
+                    _held: budget.hold(1 << 10),
+                })
+            };
+            assert!(keep() && !keep(), "one task forgets them");
+            let mut forgotten = Box::pin(group.forget_tools(fresh));
+            if !fresh.is_zero() {
+                assert!(forgotten.as_mut().now_or_never().is_none());
+                assert_eq!(budget.used(), 1 << 10);
+                drop(task);
+            }
+            forgotten.await;
+            assert_eq!(budget.used(), 0, "{fresh:?}");
+            assert!(keep(), "another task forgets them");
         }
     }
 

@@ -23,8 +23,9 @@ use super::{
 };
 use crate::{
     auth::Access,
+    base::budget::LargeWork,
     hub::stream::{Next, Reader},
-    protocol::{Message, Method},
+    protocol::modern::is_change,
 };
 
 impl Stateless {
@@ -77,7 +78,10 @@ async fn listen(
             settle(sender, group, uris, members, access);
         }
     };
-    tokio::join!(late, pass_on(group, member, reader, count));
+    tokio::join!(
+        late,
+        pass_on(group, member, reader, count, &access.tenant().name)
+    );
 }
 
 /// Subscribes sessions that calls have alone to those of these resources that subscriptions are for, and unsubscribes
@@ -143,6 +147,7 @@ async fn pass_on(
     member: &Member,
     mut reader: Reader,
     count: impl Fn(Bytes) -> Bytes,
+    tenant: &str,
 ) {
     let mut quiet_at = Instant::now() + QUIET;
     loop {
@@ -172,7 +177,8 @@ async fn pass_on(
             continue;
         };
         for (_, event) in events {
-            if is_change(&event) {
+            let turn = LargeWork::at_once(tenant, event.len());
+            if turn.run(|| is_change(&event)) {
                 // The last one may have gone meanwhile.
                 let _ = changes.send(count(event));
             }
@@ -189,12 +195,6 @@ fn stop(is_heard: &AtomicBool, is_unused: impl Fn() -> bool) -> bool {
     // Unlike a store it sees what they did before they found it set.
     _ = is_heard.swap(false, Ordering::AcqRel);
     is_unused() || is_heard.swap(true, Ordering::AcqRel)
-}
-
-/// Whether an event is a notification that subscriptions are for.
-fn is_change(event: &Bytes) -> bool {
-    let message = Message::parse(event.clone());
-    message.is_ok_and(|message| matches!(message.method(), Method::ListChanged | Method::Updated))
 }
 
 /// The time for which a session is heard that no call uses, so that it can become idle.

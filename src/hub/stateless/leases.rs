@@ -10,6 +10,7 @@ use super::{
     sessions::Stateless,
 };
 use crate::{
+    base::budget::LargeWork,
     error::Error,
     hub::CallError,
     protocol::{json, modern::ToolHeaders},
@@ -131,21 +132,32 @@ impl Stateless {
             };
             let tools = Arc::new(tools);
             match end {
-                ListEnd::Whole => {
-                    let share = self.sender.hub.limits().memory().caller(caller.access);
-                    group.keep_tools(KnownTools {
-                        policy: Arc::clone(policy),
-                        read,
-                        _held: share.hold(tools.size() as u64),
-                        tools: Arc::clone(&tools),
-                    });
-                }
+                ListEnd::Whole => self.keep_tools(caller, &tools, read),
                 // It is asked again for the next call.
                 ListEnd::Failed => *in_vain = Some(Instant::now()),
                 // Each call would wait for as long again.
                 ListEnd::Late => *in_vain = Some(Instant::now() + FRESH),
             }
             return Ok(Ok(Some(tools)));
+        }
+    }
+
+    /// Keeps what was read for a caller for others, until it is old or the last session has ended.
+    fn keep_tools(&self, caller: &Caller<'_>, tools: &Arc<ToolHeaders>, read: Instant) {
+        let (group, hub) = (self.group(caller), &self.sender.hub);
+        let share = hub.limits().memory().caller(caller.access);
+        let are_first = group.keep_tools(KnownTools {
+            policy: Arc::clone(caller.access.policy()),
+            read,
+            _held: share.hold(tools.size() as u64),
+            tools: Arc::clone(tools),
+        });
+        if are_first {
+            let group = Arc::clone(group);
+            // A task: no other call may ever come to this group.
+            hub.0
+                .tracker
+                .spawn(async move { group.forget_tools(FRESH).await });
         }
     }
 
@@ -164,31 +176,42 @@ impl Stateless {
     ) -> Result<(ToolHeaders, ListEnd), Error> {
         let mut tools = ToolHeaders::default();
         let mut params = Bytes::from_static(b"{}");
+        let tenant = &caller.access.tenant().name;
         for _ in 0..MAX_PAGES {
             let (handle, method) = (&lease.handle, "tools/list");
             let answer = self
                 .sender
                 .request(handle, caller.access, method, &params)
                 .await?;
-            let Some(result) = json::get(&answer, "result") else {
-                let error = json::get(&answer, "error");
-                let is_late = error.is_some_and(CallError::is_timeout);
-                let end = if is_late {
-                    ListEnd::Late
-                } else {
-                    ListEnd::Failed
-                };
-                return Ok((tools, end));
-            };
-            tools.add(&answer);
-            let cursor = json::get(result, "nextCursor").filter(|cursor| *cursor != b"null");
-            let Some(cursor) = cursor else {
-                break;
-            };
-            params = [br#"{"cursor":"#, cursor, b"}"].concat().into();
+            let turn = LargeWork::turn(tenant, answer.len()).await;
+            match turn.run(|| read_page(&answer, &mut tools)) {
+                Ok(next) => params = next,
+                Err(end) => return Ok((tools, end)),
+            }
         }
         Ok((tools, ListEnd::Whole))
     }
+}
+
+/// Adds the tools of a page; the raw parameters of the request for the next one.
+///
+/// # Errors
+///
+/// How the list has ended.
+fn read_page(answer: &[u8], tools: &mut ToolHeaders) -> Result<Bytes, ListEnd> {
+    let Some(result) = json::get(answer, "result") else {
+        let error = json::get(answer, "error");
+        let is_late = error.is_some_and(CallError::is_timeout);
+        return Err(if is_late {
+            ListEnd::Late
+        } else {
+            ListEnd::Failed
+        });
+    };
+    tools.add(answer);
+    let cursor = json::get(result, "nextCursor").filter(|cursor| *cursor != b"null");
+    let cursor = cursor.ok_or(ListEnd::Whole)?;
+    Ok([br#"{"cursor":"#, cursor, b"}"].concat().into())
 }
 
 /// How the reading of a list ended.

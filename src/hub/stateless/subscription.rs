@@ -34,8 +34,8 @@ pub(crate) struct Subscription {
     pub(crate) filter: Filter,
     /// What it hears of other sessions.
     pub(crate) changes: ChangeReader,
-    /// What it takes of the share of its caller.
-    _held: Drawn,
+    /// What it takes of the share of its caller, also while it ends.
+    held: Option<Drawn>,
 }
 
 /// What a server makes of a resource that a subscription is for.
@@ -74,7 +74,7 @@ impl Subscription {
             asked: None,
             filter,
             changes,
-            _held: held,
+            held: Some(held),
         }
     }
 
@@ -150,6 +150,7 @@ impl Drop for Subscription {
         let (sender, access) = (Arc::clone(&self.sender), self.access.clone());
         let handle = self.lease.handle.clone();
         let group = Arc::clone(&self.group);
+        let held = self.held.take();
         self.sender.hub.0.tracker.spawn(async move {
             let mut known = watched.lock().await;
             let mut unused = Vec::new();
@@ -185,6 +186,7 @@ impl Drop for Subscription {
                 gone.push(uri);
             }
             settle(&sender, &group, gone, &group.alone(), &access);
+            drop(held);
         });
     }
 }

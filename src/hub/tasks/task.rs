@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::future::select_all;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{sleep, timeout},
+    time::timeout,
 };
 
 use crate::{
@@ -154,53 +154,76 @@ pub(super) async fn dismiss(orders: &mut mpsc::Receiver<Order>) {
 
 /// The tasks that a subscription is for.
 #[derive(Default)]
-pub(crate) struct WatchedTasks(Vec<watch::Receiver<Shown>>);
+pub(crate) struct WatchedTasks {
+    /// Those whose state was taken.
+    taken: Vec<watch::Receiver<Shown>>,
+    /// Those whose state is to be taken, as soon as there is room for its copy.
+    waiting: Vec<watch::Receiver<Shown>>,
+    /// The next wait for room; zero is the shortest.
+    wait: Duration,
+}
 
 impl WatchedTasks {
     /// Adds a task, whose present state comes first: it may have changed since the client saw it.
     pub(crate) fn add(&mut self, task: &Task) {
-        let mut states = task.state.subscribe();
-        states.mark_changed();
-        self.0.push(states);
+        self.waiting.push(task.state.subscribe());
     }
 
     /// Waits for the next state of any of them for which there is room, rendered for a caller of this tenant, and with
     /// what is drawn for it. Cancel-safe.
     pub(crate) async fn next(&mut self, tenant: &str, share: &LogShare) -> (Bytes, Drawn) {
         loop {
-            if self.0.is_empty() {
-                return pending().await;
-            }
-            let changes = self.0.iter_mut().map(|states| Box::pin(states.changed()));
-            let (changed, at, _) = select_all(changes).await;
-            if changed.is_err() {
-                // It is no longer kept.
-                self.0.swap_remove(at);
-                continue;
-            }
-            if let Some(next) = self.take(at, tenant, share) {
+            if let Some(next) = self.take(tenant, share) {
+                self.wait = Duration::ZERO;
                 return next;
             }
-            // It is looked at again, behind the others.
-            self.0[at].mark_changed();
-            let last = self.0.len() - 1;
-            self.0.swap(at, last);
+            if self.waiting.is_empty() {
+                self.changed().await;
+                continue;
+            }
+            let wait = self.wait.max(AGAIN);
             // Boxed: few wait, and every open stream keeps room for it.
-            Box::pin(sleep(AGAIN)).await;
+            if Box::pin(timeout(wait, self.changed())).await.is_err() {
+                self.wait = (2 * wait).min(AGAIN_MAX);
+            }
         }
     }
 
-    /// Takes the state of one of them; none without room for its copy.
-    fn take(&mut self, at: usize, tenant: &str, share: &LogShare) -> Option<(Bytes, Drawn)> {
-        let shown = self.0[at].borrow_and_update().clone();
-        let drawn = share.room_for(shown.size())?;
+    /// Waits until one of those whose state was taken has another.
+    async fn changed(&mut self) {
+        if self.taken.is_empty() {
+            return pending().await;
+        }
+        let changes = self.taken.iter_mut();
+        let changes = changes.map(|states| Box::pin(states.changed()));
+        let (changed, at, _) = select_all(changes).await;
+        let states = self.taken.remove(at);
+        // Otherwise it is no longer kept.
+        if changed.is_ok() {
+            self.waiting.push(states);
+        }
+    }
+
+    /// Takes the first state for whose copy there is room: a small one waits for no large one.
+    fn take(&mut self, tenant: &str, share: &LogShare) -> Option<(Bytes, Drawn)> {
+        let mut waiting = self.waiting.iter_mut().enumerate();
+        let (at, shown, drawn) = waiting.find_map(|(at, states)| {
+            let shown = states.borrow_and_update().clone();
+            let drawn = share.room_for(shown.size())?;
+            Some((at, shown, drawn))
+        })?;
+        // Behind the others: a task whose state changes all the time leaves them their turns.
+        let states = self.waiting.remove(at);
+        self.taken.push(states);
         let turn = LargeWork::at_once(tenant, shown.size());
         Some((turn.run(|| shown.rendered()), drawn))
     }
 }
 
-/// The time after which it is looked again for room for a state.
+/// The time after which it is looked again for room for a state, at first.
 const AGAIN: Duration = Duration::from_millis(50);
+/// The longest such time, which doubles: a thousand subscriptions may wait, with a hundred tasks each.
+const AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// The time in which a replica that was frozen sends a heartbeat, and asks the store for its tasks; less than a hop
 /// waits for its answer.
@@ -267,6 +290,16 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
+    /// A task with a state of so many bytes.
+    fn shown(bytes: usize) -> Task {
+        let (orders, _received) = mpsc::channel(1);
+        let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
+        let task = task(call, orders);
+        let state = Shown::Last(vec![b'x'; bytes].into());
+        task.state.send_replace(state);
+        task
+    }
+
     /// Each of a thousand subscriptions had a copy of one result of 15 MiB, and nobody asked for the room.
     #[tokio::test]
     async fn a_state_waits_until_there_is_room_for_its_copy() {
@@ -274,23 +307,15 @@ mod tests {
             under_way: Budget::new(1 << 20),
             ..LogShare::plenty()
         };
-        let shown = |bytes: usize| {
-            let (orders, _received) = mpsc::channel(1);
-            let call = message(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#);
-            let task = task(call, orders);
-            let state = Shown::Last(vec![b'x'; bytes].into());
-            task.state.send_replace(state);
-            task
-        };
         let (large, small) = (shown(600 << 10), shown(100));
         let (mut one, mut two) = (WatchedTasks::default(), WatchedTasks::default());
         one.add(&large);
         two.add(&large);
-        two.add(&small);
         let (state, drawn) = one.next("t", &share).await;
         assert_eq!(state.len(), 600 << 10);
         assert!(poll!(pin!(two.next("t", &share))).is_pending());
         assert_eq!(share.under_way.used(), 600 << 10, "it is copied once");
+        two.add(&small);
         let patience = Duration::from_secs(10);
         let next = timeout(patience, two.next("t", &share)).await;
         let (state, _) = next.expect("the small one waits for nothing");
@@ -302,6 +327,68 @@ mod tests {
         assert_eq!((state.len(), drawn.amount()), (600 << 10, 600 << 10));
         drop(drawn);
         assert_eq!(share.under_way.used(), 0);
+    }
+
+    /// Two that had no room took turns with each other, and none between them was looked at.
+    #[tokio::test]
+    async fn small_states_go_ahead_of_large_ones_without_room() {
+        let share = LogShare {
+            under_way: Budget::new(1 << 20),
+            ..LogShare::plenty()
+        };
+        let held = share.under_way.draw(600 << 10).unwrap();
+        let patience = Duration::from_secs(10);
+        let tasks = [600 << 10, 601 << 10, 100, 101].map(shown);
+        let mut watched = WatchedTasks::default();
+        for task in &tasks {
+            watched.add(task);
+        }
+        for bytes in [100, 101] {
+            let next = timeout(patience, watched.next("t", &share)).await;
+            let (state, _) = next.expect("small ones wait for nothing");
+            assert_eq!(state.len(), bytes);
+        }
+        assert!(poll!(pin!(watched.next("t", &share))).is_pending());
+        for (task, bytes) in [(&tasks[3], 99), (&tasks[2], 98)] {
+            let state = Shown::Last(vec![b'x'; bytes].into());
+            task.state.send_replace(state);
+            let next = timeout(patience, watched.next("t", &share)).await;
+            let (state, _) = next.expect("the next one waits for nothing");
+            assert_eq!(state.len(), bytes);
+        }
+        drop(held);
+        for bytes in [600 << 10, 601 << 10] {
+            let next = timeout(patience, watched.next("t", &share)).await;
+            assert_eq!(next.expect("there is room").0.len(), bytes);
+        }
+        drop(tasks);
+        assert!(poll!(pin!(watched.next("t", &share))).is_pending());
+        assert!(watched.taken.is_empty() && watched.waiting.is_empty());
+    }
+
+    /// A thousand subscriptions looked twenty times a second at all their tasks.
+    #[tokio::test]
+    async fn the_wait_for_room_becomes_longer_until_there_is_some() {
+        let share = LogShare {
+            under_way: Budget::new(1 << 20),
+            ..LogShare::plenty()
+        };
+        let held = share.under_way.draw(600 << 10).unwrap();
+        let large = shown(600 << 10);
+        let mut watched = WatchedTasks::default();
+        watched.add(&large);
+        // Each is longer than the waits below eight times the first.
+        for _ in 0..3 {
+            let next = timeout(10 * AGAIN, watched.next("t", &share)).await;
+            assert!(next.is_err());
+        }
+        assert!(watched.wait >= 8 * AGAIN, "{:?}", watched.wait);
+        assert!(watched.wait <= AGAIN_MAX);
+        drop(held);
+        let patience = Duration::from_secs(10);
+        let next = timeout(patience, watched.next("t", &share)).await;
+        assert_eq!(next.expect("there is room").0.len(), 600 << 10);
+        assert!(watched.wait.is_zero());
     }
 
     /// A replica that woke said of its tasks what it knew, though another one had claimed them.

@@ -7,8 +7,29 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{answer::SUBSCRIPTION, tasks::push_capabilities};
 use crate::protocol::{
-    Message, Method, initialize, is_subscribed, json, jsonrpc, meta::SERVER_INFO,
+    Message, Method, initialize, is_subscribed,
+    json::{self, Scanner, SyntaxError},
+    jsonrpc,
+    meta::SERVER_INFO,
 };
+
+/// Whether a notification that was read before is one that subscriptions are for. Nothing behind its method is looked at:
+/// each subscription of a session gets all that the session hears, however long.
+pub(crate) fn is_change(notification: &[u8]) -> bool {
+    let mut method = Method::Other;
+    let mut scanner = Scanner::new(notification);
+    // An error ends the reading.
+    let _ = scanner.object(0, |scanner, key| {
+        let value = scanner.value(1)?;
+        if !json::is_named(key.of(notification), "method") {
+            return Ok(());
+        }
+        let name = json::decoded(value.of(notification));
+        method = name.map_or(Method::Other, |name| Method::of(&name));
+        Err(SyntaxError("it is known"))
+    });
+    matches!(method, Method::ListChanged | Method::Updated)
+}
 
 /// The result of `server/discover`, made of the raw result of the server's `initialize`.
 ///
@@ -220,6 +241,39 @@ mod tests {
 
     fn message(text: &str) -> Message {
         Message::parse(Bytes::copy_from_slice(text.as_bytes())).unwrap()
+    }
+
+    /// A long log message was read whole by each of a thousand subscriptions.
+    #[test]
+    fn a_change_is_known_by_its_method_alone() {
+        for (text, is_one) in [
+            (r#"{"method":"notifications/tools/list_changed"}"#, true),
+            (
+                r#"{"params":{"method":1},"method":"notifications\/resources\/updated"}"#,
+                true,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#,
+                false,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","params":{"method":"notifications/resources/updated"}}"#,
+                false,
+            ),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, false),
+            (r#"["method"]"#, false),
+            // Whatever follows.
+            (
+                r#"{"method":"notifications/resources/updated","method":"x"}"#,
+                true,
+            ),
+            (
+                r#"{"method":"notifications/message","method":"notifications/resources/updated"}"#,
+                false,
+            ),
+        ] {
+            assert_eq!(is_change(text.as_bytes()), is_one, "{text}");
+        }
     }
 
     #[test]

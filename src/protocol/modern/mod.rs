@@ -26,7 +26,7 @@ mod tool_headers;
 
 pub(crate) use self::answer::{Caching, Completion, with_subscription};
 pub(crate) use self::cache::{CacheHint, CacheKey, Change};
-pub(crate) use self::discover::{Filter, discover_result};
+pub(crate) use self::discover::{Filter, discover_result, is_change};
 pub(crate) use self::input::{
     AnswersAhead, InputRequest, input_required, responses, url_elicitations,
 };
@@ -36,8 +36,8 @@ pub(crate) use self::request::{
     request_state, salient,
 };
 pub(crate) use self::session_client::{
-    ClientMeta, Mark, ServerAnswer, WantedInput, acknowledged_resources, for_session_client,
-    initialize_result, is_stateless, push_ask, retry, server_capabilities, subscription_of,
+    ClientMeta, Mark, ServerAnswer, WantedInput, for_session_client, initialize_result,
+    is_stateless, leave_unacknowledged, push_ask, retry, server_capabilities, subscription_of,
     unmarked, without_subscription,
 };
 pub(crate) use self::tasks::{

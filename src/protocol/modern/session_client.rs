@@ -1,7 +1,7 @@
 //! Requests of session-based clients for servers of this era, and the answers of these servers for such
 //! clients (2026-07-28 versioning, "Compatibility Matrix").
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashSet};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use memchr::memmem;
@@ -584,19 +584,19 @@ pub(crate) fn without_subscription(notification: &Message) -> Bytes {
     line.freeze()
 }
 
-/// The raw URIs that a server has agreed to watch, in their canonical spelling (2026-07-28 subscriptions,
-/// "Acknowledgment").
-pub(crate) fn acknowledged_resources(acknowledgement: &Message) -> Vec<Box<[u8]>> {
+/// Leaves those of these raw URIs, in their canonical spelling, that a server has not agreed to watch (2026-07-28
+/// subscriptions, "Acknowledgment"). It may name any number of others, of which nothing is kept.
+pub(crate) fn leave_unacknowledged(acknowledgement: &Message, asked: &mut HashSet<&[u8]>) {
     let filter = acknowledgement
         .params()
         .and_then(|params| json::get(params, "notifications"));
     let uris = filter.and_then(|filter| json::get(filter, "resourceSubscriptions"));
     let mut items = uris.map(json::Items::of);
-    let mut agreed = Vec::new();
-    while let Some(Ok(Some(uri))) = items.as_mut().map(json::Items::next) {
-        agreed.push(json::canonical(uri));
+    while !asked.is_empty()
+        && let Some(Ok(Some(uri))) = items.as_mut().map(json::Items::next)
+    {
+        asked.remove(&*json::canonical(uri));
     }
-    agreed
 }
 
 #[cfg(test)]

@@ -137,11 +137,19 @@ impl Members {
 impl MirroredArgument {
     /// About the bytes that it takes.
     fn size(&self) -> usize {
-        let path = self.path.iter().map(|name| 2 * name.len() + 128);
-        self.header.as_str().len() + path.sum::<usize>() + 64
+        let path = self.path.iter().map(|name| 2 * name.len() + MEMBER);
+        // Each object below the first has a tree of its own.
+        let trees = self.path.len().saturating_sub(1) * MEMBER;
+        self.header.as_str().len() + path.sum::<usize>() + trees
     }
 }
 
+/// About the bytes that a tool takes which has to be called as a task, beside its name.
+const TASK_TOOL: usize = 64;
+/// About the bytes that a tool with mirrored arguments takes, beside its name and these: trees have room for eleven.
+const TOOL: usize = 1 << 10;
+/// About the bytes that a member takes which leads to a mirrored argument, or a tree of some, beside the names.
+const MEMBER: usize = 512;
 /// The longest schema with annotations, in bytes: a tool with a longer one is invalid.
 const MAX_SCHEMA: usize = 256 << 10;
 /// The longest way to one, in bytes.
@@ -176,16 +184,16 @@ impl ToolHeaders {
         while let Some(Ok(Some(tool))) = tools.as_mut().map(json::Items::next) {
             let name = json::get(tool, "name").and_then(json::decoded);
             if let Some(name) = name.as_ref().filter(|_| is_for_tasks(tool))
-                && self.bytes + name.len() <= MAX_KEPT
+                && self.bytes + name.len() + TASK_TOOL <= MAX_KEPT
             {
-                self.bytes += name.len();
+                self.bytes += name.len() + TASK_TOOL;
                 self.as_tasks.insert(name.clone().into_owned());
             }
             if let Some((name, Some(arguments))) = name.map(|name| (name, annotated(tool)))
                 && !arguments.is_empty()
             {
                 let size = |one: &MirroredArgument| one.size();
-                let bytes = name.len() + arguments.iter().map(size).sum::<usize>();
+                let bytes = TOOL + name.len() + arguments.iter().map(size).sum::<usize>();
                 if self.bytes + bytes > MAX_KEPT {
                     return;
                 }
@@ -460,6 +468,24 @@ mod tests {
         let agrees = |tool| tools.agree(tool, || None, |_| vec![b"x"]);
         assert!(!agrees("t0"), "checked");
         assert!(agrees("t999"), "not checked");
+    }
+
+    /// 350,000 short names took 17 MB, and were counted as 1.
+    #[test]
+    fn many_short_names_count_with_what_is_kept_of_them() {
+        let mut tools = ToolHeaders::default();
+        let tool =
+            |n: usize| format!(r#"{{"name":"{n}","execution":{{"taskSupport":"required"}}}}"#);
+        let all: Vec<String> = (0..20_000).map(tool).collect();
+        tools.add(format!(r#"{{"result":{{"tools":[{}]}}}}"#, all.join(",")).as_bytes());
+        let kept = tools.as_tasks.len();
+        assert!((14_000..16_000).contains(&kept), "{kept}");
+        assert!(tools.size() <= MAX_KEPT && tools.size() >= 64 * kept);
+        let mut tools = ToolHeaders::default();
+        tools.add(&answer(
+            r#"{"properties":{"p":{"type":"string","x-mcp-header":"N"}}}"#,
+        ));
+        assert!((1500..2000).contains(&tools.size()), "{}", tools.size());
     }
 
     #[test]

@@ -186,3 +186,24 @@ fn a_result_that_asks_for_no_valid_input_is_none() {
     assert!(matches!(many(16), ServerAnswer::InputRequired(_)));
     assert_eq!(many(17), ServerAnswer::TooMuch);
 }
+
+/// An acknowledgement of 16 MiB became 250 MB, and was compared with each URI that was asked for.
+#[test]
+fn an_acknowledgement_leaves_what_it_does_not_name() {
+    let uris: [&[u8]; 3] = [br#""a:b""#, br#""a:c""#, br#""a:d""#];
+    for (named, left) in [
+        ("[]", 3),
+        (r#"["a:b","x","a\u003ac","a:b"]"#, 1),
+        (r#"["a:d","a:c","a:b","a:b"]"#, 0),
+        ("{}", 3),
+    ] {
+        let line = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"notifications":{{"resourceSubscriptions":{named}}}}}}}"#
+        );
+        let message = Message::parse(line.into()).unwrap();
+        let mut asked = HashSet::from(uris);
+        leave_unacknowledged(&message, &mut asked);
+        assert_eq!(asked.len(), left, "{named}");
+        assert!(left != 1 || asked.contains(uris[2]));
+    }
+}

@@ -126,6 +126,11 @@ impl Frames {
         self.table.held()
     }
 
+    /// Fields of blocks that have begun so far.
+    pub(super) fn fields(&self) -> usize {
+        self.table.fields()
+    }
+
     /// The head is complete.
     fn begin(&mut self) {
         (self.left, self.is_head) = (self.length(), false);

@@ -42,6 +42,8 @@ pub(super) struct Table {
     packed: u64,
     /// The longest string in that code, to which h2's buffer for them has grown.
     longest: u64,
+    /// Fields that have begun.
+    fields: usize,
 }
 
 /// What of a frame comes next.
@@ -121,7 +123,13 @@ impl Table {
             plain: 0,
             packed: 0,
             longest: 0,
+            fields: 0,
         }
+    }
+
+    /// Fields that have begun so far, for each of which h2 makes one, though it may be a byte.
+    pub(super) fn fields(&self) -> usize {
+        self.fields
     }
 
     /// What it keeps, if that is more than every connection may.
@@ -220,6 +228,7 @@ impl Table {
                     0x20..0x40 => (5, Number::All),
                     0..0x20 => (4, Number::Name),
                 };
+                self.fields = self.fields.wrapping_add(1);
                 self.literal.is_inserted = prefix == 6;
                 self.begin_number(number, first, prefix);
             }

@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
+use super::dense::Dense;
 use super::frames::Frames;
 use super::requests::Requests;
 use crate::base::budget::{Budget, Drawn};
@@ -57,6 +58,8 @@ struct Blocks {
     trailers: usize,
     /// What is held of the share of the address for what the table of fields keeps.
     table: Option<Drawn>,
+    /// What was read and waits in the line of the address.
+    dense: Option<Dense>,
 }
 
 /// What of HTTP/1 was read ahead of a request.
@@ -121,6 +124,7 @@ impl<S> Wire<S> {
             frames: Frames::new(),
             trailers,
             table: None,
+            dense: None,
         };
         Self {
             requests: Some(requests),
@@ -213,7 +217,10 @@ impl Ahead {
         let mut read = TokioIo::new(Seen {
             stream,
             most,
-            see: |read: &[u8]| self.note(read),
+            pass: |read: &[u8]| {
+                self.note(read);
+                true
+            },
         });
         let result = Pin::new(&mut read).poll_read(cx, buf);
         if let Some(unparsed) = unparsed.as_mut() {
@@ -237,15 +244,35 @@ fn poll_frames<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     buf: ReadBufCursor<'_>,
 ) -> Poll<io::Result<()>> {
-    let (most, mut has_ended) = (buf.remaining(), false);
+    if let Some(dense) = &mut blocks.dense {
+        if ready!(dense.poll_part(cx, buf)) {
+            blocks.dense = None;
+        }
+        return Poll::Ready(Ok(()));
+    }
+    let (most, mut has_ended, mut dense) = (buf.remaining(), false, None);
     let frames = &mut blocks.frames;
     let mut read = TokioIo::new(Seen {
         stream,
         most,
-        see: |read: &[u8]| has_ended = frames.follow(read),
+        pass: |read: &[u8]| {
+            let before = frames.fields();
+            has_ended = frames.follow(read);
+            let fields = frames.fields().wrapping_sub(before);
+            dense = Dense::of(read, fields, || requests.share());
+            dense.is_none()
+        },
     });
-    let result = Pin::new(&mut read).poll_read(cx, buf);
-    if frames.longest_trailers() > blocks.trailers {
+    let mut result = Pin::new(&mut read).poll_read(cx, buf);
+    let waits = dense.is_some();
+    if let Some(dense) = blocks.wait_in_line(dense) {
+        if dense.is_too_much(AHEAD) {
+            *unparsed = None;
+            return out_of_memory(requests);
+        }
+        result = dense.poll_line(cx);
+    }
+    if blocks.frames.longest_trailers() > blocks.trailers {
         *unparsed = None;
         return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
     }
@@ -265,7 +292,7 @@ fn poll_frames<S: AsyncRead + Unpin>(
     }
     let kept = frames.kept();
     bounds.hold(requests, kept, 0);
-    if result.is_pending() {
+    if result.is_pending() && !waits {
         ready!(bounds.poll_deadline(cx));
         return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
     }
@@ -277,6 +304,12 @@ fn poll_frames<S: AsyncRead + Unpin>(
 }
 
 impl Blocks {
+    /// Keeps what was read until its turn, if it has to wait for one.
+    fn wait_in_line(&mut self, dense: Option<Dense>) -> Option<&mut Dense> {
+        self.dense = dense;
+        self.dense.as_mut()
+    }
+
     /// Holds what the table of fields keeps; whether the share of the address has room for more, if it is more.
     fn hold_table(&mut self, requests: &Requests) -> bool {
         let kept = self.frames.kept_by_table();
@@ -352,16 +385,17 @@ impl Unparsed {
     }
 }
 
-/// A stream for one read, of which what was read is seen: the caller's buffer does not tell what came into it.
+/// A stream for one read, of which what was read is seen: the caller's buffer does not tell what came into it. What it is
+/// not to have is taken out again.
 struct Seen<'s, S, F> {
     stream: &'s mut S,
     /// The most bytes that are read.
     most: usize,
-    /// Gets what was read.
-    see: F,
+    /// Gets what was read; whether the caller gets it as well.
+    pass: F,
 }
 
-impl<S: AsyncRead + Unpin, F: FnMut(&[u8]) + Unpin> AsyncRead for Seen<'_, S, F> {
+impl<S: AsyncRead + Unpin, F: FnMut(&[u8]) -> bool + Unpin> AsyncRead for Seen<'_, S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -378,7 +412,9 @@ impl<S: AsyncRead + Unpin, F: FnMut(&[u8]) + Unpin> AsyncRead for Seen<'_, S, F>
             let length = part.filled().len();
             buf.advance(length);
         }
-        (this.see)(&buf.filled()[before..]);
+        if !(this.pass)(&buf.filled()[before..]) {
+            buf.set_filled(before);
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -466,6 +502,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
         let this = &mut *self;
         // What was read is not parsed any more.
         this.unparsed = None;
+        if let Progress::Http2(blocks) = &mut this.progress {
+            blocks.dense = None;
+        }
         let Self { io, closing, .. } = this;
         if closing.is_none() {
             ready!(Pin::new(&mut *io).poll_shutdown(cx))?;

@@ -1199,11 +1199,16 @@ async fn requests_over_http2_count_for_their_address_before_they_wait() {
         assert!(futures_util::poll!(one).is_pending());
     }
     let (each, most) = (8 << 10, 9 << 10);
-    let many: Vec<_> = (0..8).map(|_| send("/who", 1900, Body::empty())).collect();
-    // They hold no field that is more than are allowed.
-    holds_between(&memory, 8 * each, 8 * most).await;
-    let usual = send("/who", 50, Body::empty());
-    holds_between(&memory, 9 * each + 50 * 100, 9 * most + 50 * 120).await;
+    let many = send("/who", 600, Body::empty());
+    // Its block waits for a turn before it is decoded, and what it has become for another one.
+    holds_between(&memory, 600, 2000).await;
+    line.push(Box::pin(share.others_first()));
+    assert!(futures_util::poll!(&mut line[4]).is_pending());
+    drop(line.remove(0));
+    // It holds no field that is more than are allowed.
+    holds_between(&memory, each, most).await;
+    let usual = send("/who", 20, Body::empty());
+    holds_between(&memory, 2 * each + 20 * 100, 2 * most + 20 * 120).await;
     // Where there is no room, a request does not wait, whatever it has.
     let rest = share.left() - (100 << 10);
     let rest = share.hold(rest.cast_unsigned());
@@ -1220,9 +1225,7 @@ async fn requests_over_http2_count_for_their_address_before_they_wait() {
     let refused = timeout(Duration::from_secs(10), send("/who", 0, Body::empty())).await;
     assert_eq!(refused.expect("it waits").expect("an answer").status(), 503);
     drop(line);
-    for one in many {
-        assert_eq!(one.await.expect("an answer").status(), 431);
-    }
+    assert_eq!(many.await.expect("an answer").status(), 431);
     assert_eq!(usual.await.expect("an answer").status(), 200);
     assert_eq!(probe.await.expect("an answer").status(), 200);
     drop((rest, full));
@@ -1694,6 +1697,56 @@ async fn connections_of_an_address_begin_in_turn() {
     assert_eq!(&answer, b"HTTP/1.1 200");
     drop((second, admission));
     surface.ends().await;
+}
+
+/// Header blocks of an address were decoded as they came, each a millisecond for 16 KiB, on all of its connections at once.
+#[tokio::test]
+async fn header_blocks_with_many_fields_wait_in_line() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let surface = surface_of(10, Arc::clone(&memory)).await;
+    let share = memory.address(surface.address.ip());
+    let mut stream = surface.connect().await;
+    let settings = frame(4, 0, 0, &[]);
+    let begun = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat();
+    stream.write_all(&begun).await.expect("send");
+    assert_eq!(read_frame(&mut stream).await.0, 4, "settings of the server");
+    let mut line: Vec<_> = (0..4).map(|_| Box::pin(share.others_first())).collect();
+    for one in &mut line {
+        assert!(futures_util::poll!(one).is_pending());
+    }
+    // A field that is remembered, and named again and again.
+    let fields = [&b"\x82\x86\x84\x01\x01a\x40\x01a\x00"[..], &[0xbe; 1900]].concat();
+    let ends = 5;
+    stream
+        .write_all(&frame(1, ends, 1, &fields))
+        .await
+        .expect("send");
+    let length = fields.len() as u64 + 9;
+    while share.used() < length {
+        tokio::task::yield_now().await;
+    }
+    drop(line);
+    // Of the answer; others may come before it.
+    while read_frame(&mut stream).await.0 != 1 {}
+    surface.ends().await;
+}
+
+/// A frame of HTTP/2 (RFC 9113, section 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+    [&head[..], payload].concat()
+}
+
+/// The kind and the payload of the next frame.
+async fn read_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    let [a, b, c, kind, ..] = head;
+    let length = u32::from_be_bytes([0, a, b, c]);
+    let mut payload = vec![0; length as usize];
+    stream.read_exact(&mut payload).await.expect("its payload");
+    (kind, payload)
 }
 
 /// Eight of a connection were counted: an address with a request on each of thousands of connections never let others go

@@ -189,6 +189,22 @@ impl Budget {
         self.pieces.load(Ordering::Relaxed) % PIECES
     }
 
+    /// A number of the owner, which of a caller is its tenant: as long as the share is held, no other owner has it.
+    pub(crate) fn owner(&self) -> usize {
+        std::ptr::from_ref(self.top()).addr()
+    }
+
+    /// The share of the path that is directly below the total.
+    fn top(&self) -> &Self {
+        let mut node = self;
+        while let Place::Below(above) = &node.place
+            && matches!(above.place, Place::Below(_))
+        {
+            node = above;
+        }
+        node
+    }
+
     /// Whether tasks of the owner, or of one above it, wait in line.
     pub(crate) fn is_busy(&self) -> bool {
         let mut node = self;
@@ -472,6 +488,20 @@ mod tests {
         let share = Budget::new(1).share();
         assert!(!share.is_due());
         assert_eq!(share.pieces(), 1);
+    }
+
+    #[test]
+    fn callers_of_a_tenant_have_one_owner() {
+        let root = Budget::new(1);
+        let tenants = [root.share(), root.share()];
+        let numbers = tenants.map(|tenant| {
+            let callers = [tenant.share(), tenant.share()];
+            assert_eq!(callers[0].owner(), callers[1].owner());
+            assert_eq!(callers[0].owner(), tenant.owner());
+            (tenant.owner(), tenant)
+        });
+        assert_ne!(numbers[0].0, numbers[1].0);
+        assert_ne!(numbers[0].0, root.owner());
     }
 
     #[test]

@@ -162,14 +162,19 @@ impl Budget {
         others_first().await;
     }
 
-    /// Counts a small piece of work of the owner; returns whether others go first, as they do at every
-    /// [`PIECES`]th of those that come at once, by however many tasks they are done.
+    /// Counts a small piece of work of the owner, which of a caller is its tenant; returns whether others go first, as
+    /// they do at every [`PIECES`]th of those that come at once, by however many tasks they are done.
     pub(crate) fn is_due(&self) -> bool {
-        self.is_due_at(BEGAN.elapsed())
+        self.is_due_each(PIECES)
+    }
+
+    /// The same for larger pieces, with `every` instead of [`PIECES`], which it has to divide.
+    pub(crate) fn is_due_each(&self, every: u64) -> bool {
+        self.is_due_at(every, BEGAN.elapsed())
     }
 
     /// After a rest others have gone first already: an owner with a call every few milliseconds would wait for them in vain.
-    fn is_due_at(&self, now: Duration) -> bool {
+    fn is_due_at(&self, every: u64, now: Duration) -> bool {
         let now = micros(now);
         let count = |pieces: u64| {
             let has_rested = now.saturating_sub(pieces / PIECES) > micros(REST);
@@ -178,15 +183,16 @@ impl Budget {
         let next = |pieces: u64| now * PIECES + (count(pieces) + 1) % PIECES;
         let order = Ordering::Relaxed;
         let before = self
+            .top()
             .pieces
             .fetch_update(order, order, |pieces| Some(next(pieces)));
-        count(before.unwrap_or_default()) == PIECES - 1
+        count(before.unwrap_or_default()) % every == every - 1
     }
 
     /// The pieces since the owner rested.
     #[cfg(test)]
     pub(crate) fn pieces(&self) -> u64 {
-        self.pieces.load(Ordering::Relaxed) % PIECES
+        self.top().pieces.load(Ordering::Relaxed) % PIECES
     }
 
     /// A number of the owner, which of a caller is its tenant: as long as the share is held, no other owner has it.
@@ -469,11 +475,16 @@ mod tests {
     /// Those of a connection alone were counted, and of thousands of connections with a request each none was due.
     #[test]
     fn every_eighth_piece_is_due() {
-        let share = Budget::new(1).share();
+        let tenant = Budget::new(1).share();
+        let callers = [tenant.share(), tenant.share()];
         let now = Duration::from_secs(1);
-        let due: Vec<_> = (0..24).filter(|_| share.is_due_at(now)).collect();
-        assert_eq!(due, [7, 15, 23]);
-        assert!(!share.is_busy());
+        let due = |every| -> Vec<usize> {
+            let is_due = |at: &usize| callers[at % 2].is_due_at(every, now);
+            (0..24).filter(is_due).collect()
+        };
+        assert_eq!(due(8), [7, 15, 23]);
+        assert_eq!(due(4), [3, 7, 11, 15, 19, 23]);
+        assert!(!tenant.is_busy());
     }
 
     /// One with a call every five milliseconds waited for all others at every eighth, and those were its longest.
@@ -482,7 +493,7 @@ mod tests {
         let due = [1001, 1000].map(|apart| {
             let share = Budget::new(1).share();
             let at = |number: u64| Duration::from_micros(1_000_000 + number * apart);
-            (0..64).filter(|of| share.is_due_at(at(*of))).count()
+            (0..64).filter(|of| share.is_due_at(8, at(*of))).count()
         });
         assert_eq!(due, [0, 8]);
         let share = Budget::new(1).share();

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -29,8 +29,9 @@ pub(crate) struct Budget {
     turns: Semaphore,
     /// Until when the owner pauses, in microseconds since [`BEGAN`].
     paced: AtomicU64,
-    /// The small pieces of work of the owner.
-    pieces: AtomicU32,
+    /// The small pieces of work of the owner since it rested, below the time of the last one, in microseconds since
+    /// [`BEGAN`]: `time * PIECES + pieces`.
+    pieces: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl Budget {
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
             paced: AtomicU64::new(0),
-            pieces: AtomicU32::new(0),
+            pieces: AtomicU64::new(0),
         })
     }
 
@@ -58,7 +59,7 @@ impl Budget {
             used: AtomicU64::new(0),
             turns: Semaphore::new(TURNS),
             paced: AtomicU64::new(0),
-            pieces: AtomicU32::new(0),
+            pieces: AtomicU64::new(0),
         })
     }
 
@@ -161,10 +162,53 @@ impl Budget {
         others_first().await;
     }
 
-    /// Counts a small piece of work of the owner; returns whether others go first, as they do at every
-    /// [`PIECES`]th, by however many tasks they are done.
+    /// Counts a small piece of work of the owner, which of a caller is its tenant; returns whether others go first, as
+    /// they do at every [`PIECES`]th of those that come at once, by however many tasks they are done.
     pub(crate) fn is_due(&self) -> bool {
-        self.pieces.fetch_add(1, Ordering::Relaxed) % PIECES == PIECES - 1
+        self.is_due_each(PIECES)
+    }
+
+    /// The same for larger pieces, with `every` instead of [`PIECES`], which it has to divide.
+    pub(crate) fn is_due_each(&self, every: u64) -> bool {
+        self.is_due_at(every, BEGAN.elapsed())
+    }
+
+    /// After a rest others have gone first already: an owner with a call every few milliseconds would wait for them in vain.
+    fn is_due_at(&self, every: u64, now: Duration) -> bool {
+        let now = micros(now);
+        let count = |pieces: u64| {
+            let has_rested = now.saturating_sub(pieces / PIECES) > micros(REST);
+            if has_rested { 0 } else { pieces % PIECES }
+        };
+        let next = |pieces: u64| now * PIECES + (count(pieces) + 1) % PIECES;
+        let order = Ordering::Relaxed;
+        let before = self
+            .top()
+            .pieces
+            .fetch_update(order, order, |pieces| Some(next(pieces)));
+        count(before.unwrap_or_default()) % every == every - 1
+    }
+
+    /// The pieces since the owner rested.
+    #[cfg(test)]
+    pub(crate) fn pieces(&self) -> u64 {
+        self.top().pieces.load(Ordering::Relaxed) % PIECES
+    }
+
+    /// A number of the owner, which of a caller is its tenant: as long as the share is held, no other owner has it.
+    pub(crate) fn owner(&self) -> usize {
+        std::ptr::from_ref(self.top()).addr()
+    }
+
+    /// The share of the path that is directly below the total.
+    fn top(&self) -> &Self {
+        let mut node = self;
+        while let Place::Below(above) = &node.place
+            && matches!(above.place, Place::Below(_))
+        {
+            node = above;
+        }
+        node
     }
 
     /// Whether tasks of the owner, or of one above it, wait in line.
@@ -201,7 +245,6 @@ impl Budget {
 
     /// Adds to what the owner has done; returns how far it is ahead of the time.
     fn advance(&self, cost: Duration, now: Duration) -> Duration {
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (now, cost) = (micros(now), micros(cost));
         let latest = now + micros(PAUSE);
         let next = |at: u64| at.max(now).saturating_add(cost).min(latest);
@@ -315,7 +358,10 @@ pub(crate) const SMALL_STEP: usize = 4 << 10;
 const TURNS: usize = 4;
 
 /// The small pieces of work, as requests are, after which others go first.
-const PIECES: u32 = 8;
+const PIECES: u64 = 8;
+
+/// The time without a piece after which an owner has rested, longer than a piece takes.
+const REST: Duration = Duration::from_millis(1);
 
 /// The longest pause of [`Budget::pace`].
 const PAUSE: Duration = Duration::from_secs(2);
@@ -325,6 +371,10 @@ const DEARER: f64 = 64.0;
 
 /// What the times of pauses count from.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
 
 fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
@@ -425,10 +475,44 @@ mod tests {
     /// Those of a connection alone were counted, and of thousands of connections with a request each none was due.
     #[test]
     fn every_eighth_piece_is_due() {
+        let tenant = Budget::new(1).share();
+        let callers = [tenant.share(), tenant.share()];
+        let now = Duration::from_secs(1);
+        let due = |every| -> Vec<usize> {
+            let is_due = |at: &usize| callers[at % 2].is_due_at(every, now);
+            (0..24).filter(is_due).collect()
+        };
+        assert_eq!(due(8), [7, 15, 23]);
+        assert_eq!(due(4), [3, 7, 11, 15, 19, 23]);
+        assert!(!tenant.is_busy());
+    }
+
+    /// One with a call every five milliseconds waited for all others at every eighth, and those were its longest.
+    #[test]
+    fn an_owner_that_rests_is_not_due() {
+        let due = [1001, 1000].map(|apart| {
+            let share = Budget::new(1).share();
+            let at = |number: u64| Duration::from_micros(1_000_000 + number * apart);
+            (0..64).filter(|of| share.is_due_at(8, at(*of))).count()
+        });
+        assert_eq!(due, [0, 8]);
         let share = Budget::new(1).share();
-        let due: Vec<_> = (0..24).filter(|_| share.is_due()).collect();
-        assert_eq!(due, [7, 15, 23]);
-        assert!(!share.is_busy());
+        assert!(!share.is_due());
+        assert_eq!(share.pieces(), 1);
+    }
+
+    #[test]
+    fn callers_of_a_tenant_have_one_owner() {
+        let root = Budget::new(1);
+        let tenants = [root.share(), root.share()];
+        let numbers = tenants.map(|tenant| {
+            let callers = [tenant.share(), tenant.share()];
+            assert_eq!(callers[0].owner(), callers[1].owner());
+            assert_eq!(callers[0].owner(), tenant.owner());
+            (tenant.owner(), tenant)
+        });
+        assert_ne!(numbers[0].0, numbers[1].0);
+        assert_ne!(numbers[0].0, root.owner());
     }
 
     #[test]

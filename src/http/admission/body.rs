@@ -191,7 +191,12 @@ async fn collect(
             return Err(McpRefusal::http(StatusCode::SERVICE_UNAVAILABLE, text));
         }
         fresh += data.len().max(PART);
-        if let Some(share) = share.filter(|share| fresh >= STEP || share.is_busy()) {
+        let is_first = length == data.len();
+        // The directory of sessions, or another replica, may have let many requests of a tenant go on at once.
+        let has_to_wait = |share: &&Budget| {
+            fresh >= STEP || share.is_busy() || (is_first && share.is_due_each(REQUESTS))
+        };
+        if let Some(share) = share.filter(has_to_wait) {
             fresh = 0;
             share.others_first().await;
         }
@@ -231,6 +236,8 @@ async fn collect(
 const CALL: u64 = 8 << 10;
 /// Bytes of a body after which others go first: a fraction of a millisecond.
 const STEP: usize = 64 << 10;
+/// Requests of a tenant that come at once, of which each last one lets others go first: one takes a tenth of a millisecond.
+const REQUESTS: u64 = 2;
 /// Bytes that take as long as any part of a body, however short.
 const PART: usize = 256;
 /// Delay before a caller whose share is used up tries again.
@@ -334,6 +341,8 @@ mod tests {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let mut alone = collected(Body::from("a body"));
         assert!(alone.as_mut().poll(&mut context).is_ready());
+        // The next request is one that goes on at once.
+        assert!(!tenant.is_due());
         let mut busy: Vec<_> = (0..4).map(|_| Box::pin(tenant.others_first())).collect();
         for one in &mut busy {
             assert!(one.as_mut().poll(&mut context).is_pending());
@@ -342,6 +351,35 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         drop(busy);
         assert_eq!(waiting.await.unwrap(), "a body");
+    }
+
+    /// A thousand requests whose owners were told at once were sent on before a request of another tenant.
+    #[tokio::test]
+    async fn requests_of_a_tenant_that_come_at_once_let_others_go_first() {
+        let tenant = Budget::new(1 << 20).share();
+        let callers = [tenant.share(), tenant.share()];
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let (mut waiting, count) = (Vec::new(), 16 * usize::try_from(REQUESTS).unwrap());
+        for at in 0..count {
+            let share = Some(&*callers[at / 2 % 2]);
+            let mut body = Box::pin(collect(Body::from("a body"), 100, share, |_| true));
+            if body.as_mut().poll(&mut context).is_pending() {
+                waiting.push(body);
+            }
+        }
+        // All of them behind the first four, and not each last one alone. A machine that stands still is a rest.
+        assert!((17..count).contains(&waiting.len()), "{}", waiting.len());
+        assert!(tenant.is_busy());
+        for body in waiting {
+            assert_eq!(body.await.unwrap(), "a body");
+        }
+        // A request counts once, of however many parts its body is.
+        let tenant = Budget::new(1 << 20).share();
+        let parts = ["[1", ",2", "]"].map(|part| Ok::<_, Infallible>(Bytes::from(part)));
+        let body = Body::from_stream(futures_util::stream::iter(parts));
+        let body = collect(body, 100, Some(&*tenant), |_| true).await;
+        assert_eq!(body.unwrap(), "[1,2]");
+        assert_eq!(tenant.pieces(), 1);
     }
 
     /// A part of a body, which is alive as long as anybody keeps it.

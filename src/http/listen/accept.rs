@@ -593,8 +593,9 @@ const PREFACE: &[u8; 4] = b"PRI ";
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
 /// Time without acknowledgement after which the kernel drops a connection.
 const PEER_GONE_MS: u32 = 30_000;
-/// The connections that are accepted before others go first.
-const AT_ONCE: u32 = 8;
+/// The connections that are accepted before others go first: a millisecond of work with what they send at once. With fewer,
+/// those behind a thousand others would be in the kernel's queue for a second.
+const AT_ONCE: u32 = 4;
 /// Pause after the first failed accept.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause between failing accepts.

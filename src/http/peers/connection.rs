@@ -22,21 +22,21 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, future::BoxFuture};
 use h2::{Ping, PingPong, Reason, RecvStream, client};
 use http::{HeaderMap, Request, Response, uri::PathAndQuery};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::{
     sync::{CancellationToken, WaitForCancellationFutureOwned},
     task::TaskTracker,
 };
 
-use super::unread::Unread;
-use crate::base::budget::{Drawn, Stepped};
+use super::{unread::Unread, wake_line::WakeLine};
+use crate::base::budget::{Drawn, Stepped, others_first};
 
 /// An open connection; a handle. It ends once there is neither a handle nor a response.
 #[derive(Clone)]
@@ -95,6 +95,8 @@ pub(crate) struct BrokenResponse;
 struct Incoming {
     state: Lock<IncomingState>,
     arrivals: Arc<Arrivals>,
+    /// The owner of its request, by the number of the share.
+    owner: usize,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +108,8 @@ struct IncomingState {
     end: Option<Result<(), BrokenResponse>>,
     /// The task that waits for bytes or for the end.
     reader: Option<Waker>,
+    /// Whether it stands in line to be woken.
+    is_in_line: bool,
 }
 
 /// Bodies of which h2 has something, for the task of their connection.
@@ -118,6 +122,8 @@ struct Arrived {
     bodies: Vec<Arc<Incoming>>,
     /// Those that are read, by their addresses: behind a panic h2 may tell of none.
     read: HashMap<usize, Weak<Incoming>>,
+    /// Those whose readers wait until others have gone first.
+    line: WakeLine<Arc<Incoming>>,
     /// The task, while it waits.
     driver: Option<Waker>,
 }
@@ -190,7 +196,7 @@ impl Connection {
                 // Only now do the requests on it learn that it is gone.
                 drop(connection);
                 // h2 tells of nothing more.
-                known.arrivals.receive(Waker::noop());
+                known.arrivals.finish();
             }));
             if let Err(panic) = ran.and(ended) {
                 known.arrivals.abandon();
@@ -237,7 +243,8 @@ impl Connection {
     /// Begins to read the body of a response to a request that has `place`.
     pub(super) fn read(&self, body: RecvStream, place: Drawn) -> ResponseBody {
         let has_more = !body.is_end_stream();
-        let incoming = has_more.then(|| Incoming::begin(body, &self.state.arrivals));
+        let owner = place.budget().owner();
+        let incoming = has_more.then(|| Incoming::begin(body, &self.state.arrivals, owner));
         ResponseBody {
             incoming,
             _place: place,
@@ -306,7 +313,7 @@ impl Drop for ResponseBody {
 
 impl Incoming {
     /// Reads what has come of a body; the task of the connection reads the rest.
-    fn begin(stream: RecvStream, arrivals: &Arc<Arrivals>) -> Arc<Self> {
+    fn begin(stream: RecvStream, arrivals: &Arc<Arrivals>, owner: usize) -> Arc<Self> {
         let state = IncomingState {
             stream: Some(stream),
             ..IncomingState::default()
@@ -314,6 +321,7 @@ impl Incoming {
         let incoming = Arc::new(Self {
             state: Lock::new(state),
             arrivals: Arc::clone(arrivals),
+            owner,
         });
         let known = Arc::downgrade(&incoming);
         arrivals.arrived().read.insert(incoming.address(), known);
@@ -343,10 +351,26 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what has come out of h2, and wakes the reader.
+    /// Takes what has come out of h2, and wakes the reader, or lets it stand in line.
     fn receive(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
-        let reader = self.state().receive(&mut Context::from_waker(&waker));
+        let is_awaited = self.state().receive(&mut Context::from_waker(&waker));
+        if is_awaited && !self.arrivals.has_to_wait(self) {
+            self.wake_reader();
+        }
+    }
+
+    /// Wakes the reader, unless it has read everything meanwhile or is gone.
+    fn wake_reader(&self) {
+        let reader = {
+            let mut state = self.state();
+            state.is_in_line = false;
+            if state.has_more() {
+                state.reader.take()
+            } else {
+                None
+            }
+        };
         if let Some(reader) = reader {
             reader.wake();
         }
@@ -363,9 +387,11 @@ impl Wake for Incoming {
 }
 
 impl IncomingState {
-    /// Takes what has come out of h2; returns the reader if there is something for it.
-    fn receive(&mut self, cx: &mut Context<'_>) -> Option<Waker> {
-        let stream = self.stream.as_mut()?;
+    /// Takes what has come out of h2; returns whether a reader that does not stand in line waits for it.
+    fn receive(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stream) = self.stream.as_mut() else {
+            return false;
+        };
         while self.end.is_none() {
             match stream.poll_data(cx) {
                 Poll::Ready(Some(Ok(data))) => self.unread.push(&data),
@@ -374,10 +400,14 @@ impl IncomingState {
                 Poll::Pending => break,
             }
         }
-        if self.end.is_none() && self.unread.is_empty() {
-            return None;
-        }
-        self.reader.take()
+        let is_awaited = self.has_more() && self.reader.is_some() && !self.is_in_line;
+        self.is_in_line |= is_awaited;
+        is_awaited
+    }
+
+    /// Returns whether there is something for a reader.
+    fn has_more(&self) -> bool {
+        self.end.is_some() || !self.unread.is_empty()
     }
 
     fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Bytes>, BrokenResponse>> {
@@ -413,16 +443,53 @@ impl Arrivals {
         }
     }
 
-    /// Drives a connection to its end, and reads the bodies that come on it.
+    /// Returns whether the reader of a body has to wait until others have gone first: the body stands in line then.
+    fn has_to_wait(&self, body: &Arc<Incoming>) -> bool {
+        let now = Instant::now();
+        self.arrived().line.has_to_wait(body.owner, body, now)
+    }
+
+    fn has_line(&self) -> bool {
+        !self.arrived().line.is_empty()
+    }
+
+    /// Wakes the readers whose turn it is.
+    fn wake_next(&self) {
+        let now = Instant::now();
+        let next = self.arrived().line.take_next(now);
+        for body in next {
+            body.wake_reader();
+        }
+    }
+
+    /// Reads all bodies that were added, and wakes their readers.
+    fn finish(&self) {
+        self.receive(Waker::noop());
+        while self.has_line() {
+            self.wake_next();
+        }
+    }
+
+    /// Drives a connection to its end, and reads the bodies that come on it. It waits itself for others that go before
+    /// readers in line: a reader is polled when its client takes something, which may be never.
     async fn drive(
         &self,
         connection: &mut client::Connection<StoppableStream, Bytes>,
     ) -> Result<(), h2::Error> {
+        let mut others: Option<BoxFuture<'static, ()>> = None;
         poll_fn(|cx| {
             // What comes now is read below.
             self.arrived().driver = None;
             let end = Pin::new(&mut *connection).poll(cx);
             self.receive(cx.waker());
+            while self.has_line() {
+                let passing = others.get_or_insert_with(|| others_first().boxed());
+                if passing.as_mut().poll(cx).is_pending() {
+                    break;
+                }
+                others = None;
+                self.wake_next();
+            }
             end
         })
         .await
@@ -444,7 +511,10 @@ impl Arrivals {
 
     /// Ends all bodies behind a panic, and wakes their readers.
     fn abandon(&self) {
-        let read = take(&mut self.arrived().read);
+        let (read, _line) = {
+            let mut arrived = self.arrived();
+            (take(&mut arrived.read), take(&mut arrived.line))
+        };
         for body in read.into_values() {
             if let Some(body) = body.upgrade() {
                 body.abandon();
@@ -607,7 +677,7 @@ mod tests {
         net::TcpListener,
     };
 
-    use super::super::connection::*;
+    use super::super::{connection::*, wake_line::WAKES};
     use crate::base::budget::Budget;
 
     const DATA: u8 = 0;
@@ -905,6 +975,92 @@ mod tests {
         for body in [&mut first, &mut third] {
             assert_eq!(within(body.next()).await.unwrap().unwrap(), "x");
             assert!(within(body.next()).await.is_err());
+        }
+    }
+
+    /// So many that some are in line when the connection has ended.
+    const TURNS: usize = 5;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Counts(AtomicUsize);
+
+    impl Counts {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Bodies of a busy tenant for some turns, and one of a quiet tenant among them, of each of which a byte was sent at
+    /// once; and how often their readers are woken.
+    async fn come_at_once(
+        connection: &Connection,
+        frames: &mut Frames,
+    ) -> (Vec<ResponseBody>, [Arc<Counts>; 2]) {
+        let root = Budget::new(1000);
+        let (busy, quiet) = (root.share(), root.share().share());
+        let callers = [busy.share(), busy.share()];
+        let counts = <[Arc<Counts>; 2]>::default();
+        let (mut bodies, mut sent) = (Vec::new(), Vec::new());
+        for number in 0..=TURNS * WAKES {
+            let is_quiet = number == 2 * WAKES;
+            let (raw, stream) = headed(connection, frames).await;
+            let share = if is_quiet {
+                &quiet
+            } else {
+                &callers[number % 2]
+            };
+            let mut body = connection.read(raw, share.draw(1).unwrap());
+            let waker = Waker::from(Arc::clone(&counts[usize::from(is_quiet)]));
+            let mut next = Box::pin(body.next());
+            let polled = next.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+            drop(next);
+            bodies.push(body);
+            sent.extend([0, 0, 1, DATA, 0]);
+            sent.extend(stream.to_be_bytes());
+            sent.push(b'x');
+        }
+        frames.0.write_all(&sent).await.unwrap();
+        (bodies, counts)
+    }
+
+    /// A step of the connection woke hundreds of relays of a tenant, all of them before a request of another.
+    #[tokio::test]
+    async fn readers_of_an_owner_are_woken_a_few_at_a_time() {
+        for is_closed in [false, true] {
+            let (connection, mut frames) = connected(&Arc::default()).await;
+            let (mut bodies, [busy, quiet]) = come_at_once(&connection, &mut frames).await;
+            let until_woken = async |count: usize| {
+                while busy.count() < count {
+                    tokio::task::yield_now().await;
+                }
+            };
+            within(until_woken(1)).await;
+            // In one step: the runtime of this test has one thread. A machine that stands still lets some more go.
+            assert!((WAKES..3 * WAKES).contains(&busy.count()));
+            assert_eq!(quiet.count(), 1);
+            // More for a body in line is no second place, and one that has gone is no obstacle.
+            let is_in_line = |body: &ResponseBody| incoming(body).state().is_in_line;
+            let waiting = || connection.state.arrivals.arrived().line.len();
+            let at = bodies.iter().position(is_in_line).unwrap();
+            let before = waiting();
+            incoming(&bodies[at]).receive();
+            assert_eq!(waiting(), before);
+            drop(bodies.remove(at));
+            if is_closed {
+                drop(frames);
+            }
+            within(until_woken(TURNS * WAKES - 1)).await;
+            for body in &mut bodies {
+                assert_eq!(within(body.next()).await.unwrap().unwrap(), "x");
+            }
         }
     }
 

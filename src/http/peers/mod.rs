@@ -11,6 +11,7 @@
 //! * `signed_body`: the body of a hop, compared to its signed digest
 //! * `stranger`: connections whose peer has not sent a valid hop
 //! * `unread`: bytes of an answer that its client has not taken
+//! * `wake_line`: the line of readers to wake
 
 mod cluster;
 mod connection;
@@ -21,6 +22,7 @@ mod received;
 mod signed_body;
 mod stranger;
 mod unread;
+mod wake_line;
 
 pub(crate) use self::cluster::{Cluster, mark_refused, replaced_for};
 pub(crate) use self::connection::{

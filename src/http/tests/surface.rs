@@ -1668,7 +1668,7 @@ async fn connections_that_come_at_once_are_accepted_a_few_at_a_time() {
         tokio::task::yield_now().await;
         rounds += 1;
     }
-    assert!(rounds >= 12, "{rounds} rounds");
+    assert!(rounds >= 20, "{rounds} rounds");
     drop(clients);
     surface.ends().await;
 }
@@ -1756,11 +1756,12 @@ async fn requests_of_an_address_count_for_its_turns() {
     let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
     let surface = surface_of(10, Arc::clone(&memory)).await;
     let share = memory.address(surface.address.ip());
+    assert_eq!(share.pieces(), 0);
     for _ in 0..3 {
         let (answer, _) = surface.ask("GET /short", "Connection: close\r\n").await;
         assert_eq!(status(&answer), "200");
     }
-    let due: Vec<_> = (0..5).map(|_| share.is_due()).collect();
-    assert_eq!(due, [false, false, false, false, true]);
+    // Of those that came at once.
+    assert!((1..=3).contains(&share.pieces()));
     surface.ends().await;
 }

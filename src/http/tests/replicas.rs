@@ -61,7 +61,7 @@ use crate::{
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
-        Directory, Replica, ReplicaKeys, SessionId,
+        ClaimFrom, Directory, Replica, ReplicaKeys, SessionId,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
     telemetry::{Health, Metrics, Traces},
@@ -701,8 +701,9 @@ async fn stalls(
     let session = SessionId(session.into());
     shared.directory.beat(&me).await.unwrap();
     let found = shared.directory.find(&session).await.unwrap().unwrap();
-    let claimed = shared.directory.claim(&session, &found.record, &me).await;
-    assert!(claimed.unwrap().is_some());
+    let directory = &shared.directory;
+    let claimed = directory.claim(&session, &found.record, &me, ClaimFrom::Any);
+    assert!(claimed.await.unwrap().is_some());
     stop
 }
 

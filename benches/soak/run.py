@@ -16,8 +16,8 @@ from .load import Load
 from .watch import Watch, slope
 from .world import world
 
-# A replica's own in Redis: its heartbeat, the epoch, who is open, what master key it has, limits, wake-ups.
-INFRASTRUCTURE = ("replica:", "open", "epoch", "recovering", "deployment", "rate:", "seats:")
+# A replica's own in Redis: its heartbeat, what was claimed from it, the epoch, who is open, what master key it has, limits, wake-ups.
+INFRASTRUCTURE = ("replica:", "claims:", "open", "epoch", "recovering", "deployment", "rate:", "seats:")
 # Below this a slope of one percent an hour drowns in what an allocator keeps for a while.
 FOR_SLOPES = 25
 

@@ -78,7 +78,7 @@ impl Hub {
                 }
                 RecordedOwner::None => {
                     self.may_claim(found.heartbeat_age.is_some()).await?;
-                    if self.claim(access, &id, found.record).await? {
+                    if self.claim(access, &id, found).await? {
                         return Ok(Place::Here);
                     }
                     if is_late {

@@ -19,26 +19,32 @@ use crate::{
     auth::Access,
     declare::OnLoss,
     error::Error,
-    state::{Fence, Record, SessionId},
+    state::{ClaimFrom, Fence, Found, Record, SessionId},
 };
 
 /// The wait for another request that claims the same session.
 const RETRY: Duration = Duration::from_millis(10);
 
 impl Hub {
-    /// Becomes the owner of a session; false if another replica was faster.
+    /// Becomes the owner of a session that was found; false if another replica was faster, or its owner has come back.
     pub(super) async fn claim(
         &self,
         access: &Access,
         id: &SessionId,
-        record: Record,
+        found: Found,
     ) -> Result<bool, Error> {
         let Some(claim) = self.0.claims.begin(id) else {
             // Another request claims it; the caller looks it up again afterwards.
             sleep(RETRY).await;
             return Ok(false);
         };
+        // The caller knows of an owner with a heartbeat that it is gone nevertheless.
+        let from = match found.heartbeat_age {
+            Some(_) => ClaimFrom::Any,
+            None => ClaimFrom::Silent,
+        };
         let (hub, access, id) = (self.clone(), access.clone(), id.clone());
+        let mut record = found.record;
         // In a task of its own: a request that goes away must not leave the session half claimed.
         let claimed = self.0.tracker.spawn(async move {
             let (_claim, core) = (claim, &hub.0);
@@ -50,11 +56,15 @@ impl Hub {
             let access = core.renewed(&access)?;
             // Before the claim: a lapse during it leaves room for another one, so that the fence is read again.
             let lapses = core.owner.lapses();
-            let claimed = core.directory.claim(&id, &record, &core.owner.me).await;
-            let Some(fence) = claimed.map_err(|_| STORE_AWAY)? else {
+            let (me, directory) = (&core.owner.me, &core.directory);
+            let claimed = directory.claim(&id, &record, me, from).await;
+            let Some(claimed) = claimed.map_err(|_| STORE_AWAY)? else {
                 return Ok(false);
             };
-            let adopted = hub.adopt(&access, &id, (fence, lapses), record).await;
+            // Its owner may have changed it since it was found.
+            record.kept = claimed.kept;
+            let claimed = (claimed.fence, lapses);
+            let adopted = hub.adopt(&access, &id, claimed, record).await;
             adopted.map(|()| true)
         });
         claimed.await.unwrap_or(Err(Error::Bug("a claim panicked")))

@@ -47,8 +47,8 @@ use crate::{
     protocol::{Body, EventKey, Kind, Message, Method, modern::Filter},
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
-        BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
-        StoreError, memory::MemoryDirectory,
+        BoxFuture, ClaimFrom, Claimed, Directory, Fence, Found, Heartbeat, Record, Replica,
+        ReplicaKeys, SessionId, StoreError, memory::MemoryDirectory,
     },
     telemetry::{Metrics, Traces},
 };
@@ -493,11 +493,17 @@ impl Directory for Gated {
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
+        from: ClaimFrom,
+    ) -> BoxFuture<'a, Result<Option<Claimed>, StoreError>> {
         Box::pin(async move {
             self.asked.notify_one();
             drop(self.gate.read().await);
-            self.records.claim(session, seen, me).await
+            let from = if self.is_silent.load(Ordering::Relaxed) {
+                ClaimFrom::Any
+            } else {
+                from
+            };
+            self.records.claim(session, seen, me, from).await
         })
     }
 
@@ -1303,6 +1309,108 @@ async fn a_session_that_was_claimed_over_a_lapse_is_looked_up_again() {
     }
 }
 
+/// A session as a replica has left it that had this owner, for the client that it was opened for.
+async fn left_by(bench: &Bench, directory: &Gated, owner: Option<Replica>) -> (Access, Record) {
+    let client = bench.open("ada").await;
+    let left = directory.find(&client.id).await.unwrap().unwrap().record;
+    let ended = bench.hub.end(&client.access, client.id.as_str());
+    ended.await.unwrap();
+    (client.access, Record { owner, ..left })
+}
+
+/// Looks for a session that this replica claims, and does `meanwhile` between its look-up and the claim.
+async fn claimed_over(
+    bench: &Bench,
+    directory: &Gated,
+    access: &Access,
+    meanwhile: impl AsyncFnOnce(),
+) -> Result<Place, Error> {
+    let gate = directory.gate.write().await;
+    let _ = futures_util::poll!(pin!(directory.asked.notified()));
+    let found = bench
+        .hub
+        .locate_or_claim(access, "left", LookupSource::Fresh);
+    let mut found = Box::pin(found);
+    tokio::select! {
+        _ = &mut found => panic!("claimed without the directory"),
+        () = directory.asked.notified() => {}
+    }
+    meanwhile().await;
+    drop(gate);
+    found.await
+}
+
+/// Its owner had read its fence just before, and went on with it for its own clients.
+#[tokio::test]
+async fn a_session_whose_owner_is_back_is_not_claimed() {
+    let directory = Arc::new(Gated::default());
+    let keys = ReplicaKeys::new(MacKeys::new([&[7; 32]]));
+    let [me, other] = ["a:1", "b:1"].map(|address| keys.replica(&address.into()).unwrap());
+    let owner = Arc::new(ReplicaLease::new(me, keys, Arc::clone(&directory) as _));
+    owner.beat().await.unwrap();
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let (access, record) = left_by(&bench, &directory, Some(other.clone())).await;
+    let id = SessionId("left".into());
+    directory.insert(&id, record, 1).await.unwrap();
+    directory.is_silent.store(true, Ordering::Relaxed);
+    let found = claimed_over(&bench, &directory, &access, async || {
+        directory.is_silent.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(found.await.unwrap(), Place::There(other));
+    bench.end().await;
+}
+
+/// What its owner had written since the look-up was lost.
+#[tokio::test]
+async fn a_claim_continues_from_what_was_kept_last() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let (access, record) = left_by(&bench, &directory, None).await;
+    let (id, fence, kept) = (SessionId("left".into()), record.fence, record.kept.clone());
+    let record = Record {
+        kept: "{}".into(),
+        ..record
+    };
+    directory.insert(&id, record, 1).await.unwrap();
+    let found = claimed_over(&bench, &directory, &access, async || {
+        let written = directory.records.keep(&id, fence, Some(kept)).await;
+        written.unwrap();
+    });
+    assert_eq!(found.await.unwrap(), Place::Here);
+    bench.end().await;
+}
+
+/// It answered its own clients for minutes, as another replica did others.
+#[tokio::test]
+async fn a_session_that_is_claimed_from_a_living_owner_ends_there() {
+    let (directory, owner) = replica().await;
+    let bench = Bench::over(&json!({}), |stores| {
+        stores.directory = Arc::clone(&directory) as _;
+        stores.owner = Arc::clone(&owner);
+    });
+    let client = bench.open("ada").await;
+    let found = directory.find(&client.id).await.unwrap().unwrap().record;
+    let other = replica_of(&directory, "b").await;
+    let claimed = directory.claim(&client.id, &found, &other.me, ClaimFrom::Any);
+    assert!(claimed.await.unwrap().is_some());
+    let beats = Arc::clone(&owner).run(|_| {}, bench.halt.clone());
+    bench.tracker.spawn(beats);
+    let ended = async {
+        while bench.hub.has(&client.access, client.id.as_str()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
+    assert!(ended.is_ok(), "its owner goes on with it");
+    bench.end().await;
+}
+
 /// Waits until a child has a call.
 async fn busy(bench: &Bench) {
     for _ in 0..2000 {
@@ -2021,7 +2129,8 @@ async fn the_end_of_a_task_that_comes_before_its_claim_stays() {
     there.end().await;
 }
 
-/// Its replica, which had asked the store just before, went on with it for minutes.
+/// Its replica, which had asked the store just before, went on with it for minutes. The claim is that of an earlier
+/// build, which no heartbeat counts.
 #[tokio::test]
 async fn a_claim_just_behind_the_return_of_its_replica_counts() {
     let (directory, owner) = replica().await;
@@ -2033,8 +2142,13 @@ async fn a_claim_just_behind_the_return_of_its_replica_counts() {
     directory.epoch.fetch_add(1, Ordering::Relaxed);
     owner.beat().await.unwrap();
     here.tasks.settle(&task).await;
-    let claimed = directory.claim(&id, &found.record, &other.me).await;
-    assert!(matches!(claimed, Ok(Some(_))), "{claimed:?}");
+    let claimed = Record {
+        owner: Some(other.me.clone()),
+        fence: Fence(2),
+        ..found.record
+    };
+    assert_eq!(directory.remove(&id, Fence(1)).await, Ok(()));
+    assert_eq!(directory.insert(&id, claimed, 1).await, Ok(true));
     let beats = Arc::clone(&owner).run(|_| {}, here.bench.halt.clone());
     here.bench.tracker.spawn(beats);
     assert_eq!(ended(&task).await, "failed");

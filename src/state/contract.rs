@@ -338,6 +338,27 @@ pub(crate) struct Heartbeat {
     pub(crate) epoch: u32,
     /// Owners may still be registering lost sessions again, so an unknown id may appear soon.
     pub(crate) is_recovering: bool,
+    /// How often other replicas have claimed something of this one. Another number than before: it
+    /// may own less than it knows.
+    pub(crate) claims: u64,
+}
+
+/// The owners from which a session is claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClaimFrom {
+    /// None that has a heartbeat at the time of the claim: it may have come back since it was seen.
+    Silent,
+    /// Any, whatever its heartbeat says.
+    Any,
+}
+
+/// A session that was claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Claimed {
+    /// The fence of the new owner.
+    pub(crate) fence: Fence,
+    /// The data that the owner before it has left.
+    pub(crate) kept: Bytes,
 }
 
 /// The sessions and their owners.
@@ -346,8 +367,9 @@ pub(crate) struct Heartbeat {
 /// 2. `find` returns the inserted entry with its latest `kept`, until `remove` or until `ttl` has
 ///    passed since the owner's last `insert`, `keep` or `claim`. It fails with `Flushed` for an
 ///    unknown id if the epoch differs from that of the last heartbeat.
-/// 3. `claim` succeeds only if owner and fence are still those that the claimer has read. It
-///    increments the fence.
+/// 3. `claim` succeeds only if owner and fence are still those that the claimer has read, and if
+///    [`ClaimFrom`] admits that owner. It increments the fence, and returns the latest `kept`. The
+///    heartbeats of the former owner count it from then on, unless that claims it from itself.
 /// 4. `keep`, `release` and `remove` with an old fence fail with `Fenced`, and change nothing.
 /// 5. `remove` removes the session's streams too. `release` leaves the session without an owner.
 /// 6. Every operation fails with `Away` while the state is away, within one second.
@@ -378,13 +400,14 @@ pub(crate) trait Directory: Send + Sync {
         &'a self,
         session: &'a SessionId,
     ) -> BoxFuture<'a, Result<Option<Found>, StoreError>>;
-    /// Makes `me` the owner, if `seen` is still current. Returns the new fence.
+    /// Makes `me` the owner, if `seen` is still current.
     fn claim<'a>(
         &'a self,
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>>;
+        from: ClaimFrom,
+    ) -> BoxFuture<'a, Result<Option<Claimed>, StoreError>>;
     /// Extends the session's lifetime, and replaces `kept` if given.
     fn keep<'a>(
         &'a self,

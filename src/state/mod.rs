@@ -16,8 +16,8 @@ pub(crate) mod redis;
 mod tests;
 
 pub(crate) use self::contract::{
-    Account, BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, LONG_EVENT, Limiter,
-    LogShare, LogSize, OpenStream, Page, Record, Replica, Seat, SessionId, StoreError, Streams,
-    Use, WriteTarget,
+    Account, BoxFuture, ClaimFrom, Claimed, Directory, EventLog, Fence, Found, Heartbeat,
+    LONG_EVENT, Limiter, LogShare, LogSize, OpenStream, Page, Record, Replica, Seat, SessionId,
+    StoreError, Streams, Use, WriteTarget,
 };
 pub(crate) use self::identity::ReplicaKeys;

@@ -15,8 +15,9 @@ use tokio::time::{Instant, timeout};
 use super::{modern, slow_start::SlowStart};
 use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed, post_alone},
+    peers::Hop,
     replicas::forward,
-    reply::{McpRefusal, StreamOptions, event_stream, json, page},
+    reply::{McpRefusal, StreamOptions, event_stream, header_name::STREAM_BEGIN, json, page},
 };
 use crate::{
     auth::Access,
@@ -253,7 +254,8 @@ pub(crate) async fn get(front: Arc<Front>, admitted: Admitted, request: Request)
         Ok(request) => request,
         Err(answer) => return answer,
     };
-    listen(&front, access, request.headers())
+    let is_hop = request.extensions().get::<Hop>().is_some();
+    listen(&front, access, request.headers(), is_hop)
         .await
         .unwrap_or_else(IntoResponse::into_response)
 }
@@ -262,6 +264,7 @@ async fn listen(
     front: &Front,
     access: &Access,
     headers: &HeaderMap,
+    is_hop: bool,
 ) -> Result<Response, McpRefusal> {
     if !headers::accepts(headers).sse {
         let text = "Accept must permit text/event-stream";
@@ -277,7 +280,13 @@ async fn listen(
     {
         Some(reading) => {
             let takes_retry = headers::takes_retry(headers);
-            Ok(open(front, access, reading, (Duration::ZERO, takes_retry)))
+            // Revisions without a priming event name no id before the first event.
+            let begin = is_hop.then(|| HeaderValue::try_from(reading.id()));
+            let mut response = open(front, access, reading, (Duration::ZERO, takes_retry));
+            if let Some(Ok(begin)) = begin {
+                response.headers_mut().insert(STREAM_BEGIN, begin);
+            }
+            Ok(response)
         }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }

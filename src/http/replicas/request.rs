@@ -275,12 +275,12 @@ impl ForwardedRequest {
     }
 
     /// Makes the GET that resumes the response to this request behind `cursor`.
-    pub(super) fn resume(&self, cursor: Option<&str>) -> Self {
+    pub(super) fn resume(&self, cursor: &str) -> Self {
         let mut headers = self.headers.clone();
         headers.remove(CONTENT_TYPE);
         headers.remove(LAST_EVENT_ID);
         headers.insert(header::ACCEPT, HeaderValue::from_static(EVENT_STREAM));
-        if let Some(cursor) = cursor.and_then(|cursor| HeaderValue::try_from(cursor).ok()) {
+        if let Ok(cursor) = HeaderValue::try_from(cursor) {
             headers.insert(LAST_EVENT_ID, cursor);
         }
         Self {
@@ -413,7 +413,7 @@ mod tests {
         assert!(!head.is_unique());
         request.keep_for_resume();
         assert!(head.is_unique(), "the buffer of the head stays");
-        let resume = request.resume(Some("m1"));
+        let resume = request.resume("m1");
         let expected = [
             ("accept", EVENT_STREAM),
             (LAST_EVENT_ID, "m1"),
@@ -435,7 +435,7 @@ mod tests {
             let (parts, ()) = request.body(()).unwrap().into_parts();
             let mut request = ForwardedRequest::of(&parts, Bytes::new());
             request.keep_for_resume();
-            let resume = request.resume(None);
+            let resume = request.resume("m1");
             let found = resume.headers.get(header::USER_AGENT);
             assert_eq!(found.map(|found| found.to_str().unwrap()), told);
         }

@@ -22,6 +22,14 @@ pub(super) struct SseParser {
 }
 
 impl SseParser {
+    /// Makes the parser of a stream that begins behind the event with this id, if that is known.
+    pub(super) fn behind(id: Option<String>) -> Self {
+        Self {
+            last_id: id.filter(|id| !id.is_empty()),
+            ..Self::default()
+        }
+    }
+
     /// Takes the next bytes and returns the events that they complete.
     pub(crate) fn push(&mut self, data: Bytes) -> Bytes {
         let mut whole = if self.rest.is_empty() && data.ends_with(END) {
@@ -75,7 +83,7 @@ impl SseParser {
         self.is_resumed = true;
     }
 
-    /// Id of the last whole event that has one.
+    /// Id of the last whole event that has one, or of that behind which the stream begins.
     pub(super) fn last_id(&self) -> Option<&str> {
         self.last_id.as_deref()
     }

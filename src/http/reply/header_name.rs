@@ -9,6 +9,9 @@ pub(crate) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// Proof of a forwarded request between replicas. The public listener refuses requests with it. A
 /// response with it comes from no route: the replica refused the hop.
 pub(crate) const HOP: HeaderName = HeaderName::from_static("lockgate-hop");
+/// Id of the event behind which the stream of a response to a hop begins. No client gets it: the replica that relays the
+/// stream resumes it there, if it breaks before its first event.
+pub(crate) const STREAM_BEGIN: HeaderName = HeaderName::from_static("lockgate-stream-begin");
 /// Host of a tenant that the client of a forwarded request named.
 pub(crate) const TENANT_HOST: HeaderName = HeaderName::from_static("lockgate-host");
 /// Connection parameters of HTTP/1.0 (RFC 9112, appendix C.2.2).

@@ -42,7 +42,7 @@ use crate::http::{
         accept::{self, KEEP_ALIVE},
     },
     peers::{Cluster, Hop, HopKeys, Peers, STREAM_WINDOW, SignedRequest},
-    reply::{RetryDelay, event_stream::event_stream},
+    reply::{RetryDelay, event_stream::event_stream, header_name::STREAM_BEGIN},
     routes,
 };
 use crate::{
@@ -61,7 +61,7 @@ use crate::{
     protocol::EventKey,
     snapshot::{AuditQueue, CurrentSnapshot},
     state::{
-        Directory, Replica, ReplicaKeys, SessionId,
+        ClaimFrom, Directory, Replica, ReplicaKeys, SessionId,
         memory::{MemoryDirectory, MemoryLimiter, MemoryLog},
     },
     telemetry::{Health, Metrics, Traces},
@@ -650,9 +650,14 @@ fn json_alone() -> HeaderMap {
     HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("application/json"))])
 }
 
-/// Makes a replica that begins an event and never ends it the owner of a session. It ends with the first message of
-/// HTTP+SSE.
-async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> CancellationToken {
+/// Makes a replica that begins an event and never ends it the owner of a session, whose listener begins behind this
+/// event, as it tells. It ends with the first message of HTTP+SSE.
+async fn stalls(
+    shared: &Shared,
+    session: &str,
+    begin: &'static [u8],
+    behind: Option<&str>,
+) -> CancellationToken {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address: Arc<str> = listener.local_addr().unwrap().to_string().into();
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
@@ -667,9 +672,14 @@ async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> Cancell
     );
     let cluster = Arc::new(cluster);
     let prove = async move |request: Request| cluster.prove(&request).unwrap();
+    let behind = behind.map(|id| HeaderValue::try_from(id).unwrap());
     let events = async move || {
         let begun = once(ready(Ok::<_, Infallible>(Bytes::from_static(begin))));
-        event_stream(Body::from_stream(begun.chain(pending())))
+        let mut response = event_stream(Body::from_stream(begun.chain(pending())));
+        if let Some(behind) = behind {
+            response.headers_mut().insert(STREAM_BEGIN, behind);
+        }
+        response
     };
     let end = stop.clone();
     let dies = async move || {
@@ -691,8 +701,9 @@ async fn stalls(shared: &Shared, session: &str, begin: &'static [u8]) -> Cancell
     let session = SessionId(session.into());
     shared.directory.beat(&me).await.unwrap();
     let found = shared.directory.find(&session).await.unwrap().unwrap();
-    let claimed = shared.directory.claim(&session, &found.record, &me).await;
-    assert!(claimed.unwrap().is_some());
+    let directory = &shared.directory;
+    let claimed = directory.claim(&session, &found.record, &me, ClaimFrom::Any);
+    assert!(claimed.await.unwrap().is_some());
     stop
 }
 
@@ -702,7 +713,7 @@ async fn a_message_of_http_sse_that_may_have_been_executed_is_not_asked_for_agai
     let shared = Shared::new(&[]);
     let (one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
     let session = one.open("2025-11-25").await;
-    let _stop = stalls(&shared, &session, b"").await;
+    let _stop = stalls(&shared, &session, b"", None).await;
     let params = json!({"name": "echo", "arguments": {"text": "hi"}});
     let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params});
     let to = format!("{MESSAGES}?session_id={session}");
@@ -723,7 +734,7 @@ async fn an_incomplete_event_of_another_replica_takes_the_share_of_its_caller_an
     let small = shared.with_little_memory();
     let (one, two) = (Gateway::start(&shared).await, Gateway::start(&small).await);
     let session = one.open("2025-11-25").await;
-    let stop = stalls(&shared, &session, &BEGIN).await;
+    let stop = stalls(&shared, &session, &BEGIN, None).await;
     let listener = two.of(Method::GET, &session).send().await.unwrap();
     assert_eq!(listener.status(), StatusCode::OK);
     until(|| two.used() > SHARE).await;
@@ -827,6 +838,71 @@ async fn a_stream_goes_on_when_its_owner_is_lost() {
         }
     }
     assert_eq!(two.count("lockgate_streams_spliced_total"), 2);
+}
+
+/// Sends a notification with this text on the listener.
+async fn notify(gateway: &Gateway, session: &str, text: &str) {
+    let notify = json!({"method": "notifications/prompts/list_changed", "params": {"said": text}});
+    let sent = gateway.call(session, 8, "notify", &notify).send().await;
+    assert_eq!(sent.unwrap().status(), 200);
+}
+
+/// Waits for such a notification; returns its id.
+async fn heard(listener: &mut Events, text: &str) -> String {
+    loop {
+        let (id, data) = listener.next().await.unwrap();
+        if data.unwrap().contains(text) {
+            return id.unwrap();
+        }
+    }
+}
+
+/// A listener that had got nothing yet went on behind what its owner had given to the connection that broke.
+#[tokio::test]
+async fn a_listener_without_an_event_misses_none_when_its_owner_is_lost() {
+    let shared = Shared::new(&[]);
+    let (mut one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
+    let session = one.open("2025-06-18").await;
+    let mut direct = Events::of(one.of(Method::GET, &session).send().await.unwrap());
+    assert!(!direct.response.headers().contains_key(STREAM_BEGIN));
+    notify(&one, &session, "first").await;
+    let first = heard(&mut direct, "first").await;
+    notify(&one, &session, "second").await;
+    heard(&mut direct, "second").await;
+    drop(direct);
+    one.kill().await;
+    let stop = stalls(&shared, &session, b"", Some(&first)).await;
+    let mut listener = Events::of(two.of(Method::GET, &session).send().await.unwrap());
+    assert!(!listener.response.headers().contains_key(STREAM_BEGIN));
+    stop.cancel();
+    heard(&mut listener, "second").await;
+}
+
+/// The owner tells where the listener begins.
+#[tokio::test]
+async fn a_listener_without_an_event_goes_on_when_its_owner_is_lost() {
+    let (mut one, two) = two().await;
+    let session = one.open("2025-06-18").await;
+    let mut listener = Events::of(two.of(Method::GET, &session).send().await.unwrap());
+    assert!(!listener.response.headers().contains_key(STREAM_BEGIN));
+    one.kill().await;
+    // A call on the breaking connection may be lost.
+    until(|| two.count("lockgate_streams_spliced_total") == 1).await;
+    notify(&two, &session, "hello").await;
+    heard(&mut listener, "hello").await;
+}
+
+/// An owner of an earlier build does not tell where the listener begins, and the client has to see the break.
+#[tokio::test]
+async fn a_listener_whose_begin_is_unknown_ends_when_its_owner_is_lost() {
+    let shared = Shared::new(&[]);
+    let (one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
+    let session = one.open("2025-06-18").await;
+    let stop = stalls(&shared, &session, b"", None).await;
+    let listener = two.of(Method::GET, &session).send().await.unwrap();
+    stop.cancel();
+    let text = listener.text().await.unwrap();
+    assert!(text.contains("retry:"), "{text}");
 }
 
 #[tokio::test]

@@ -46,6 +46,8 @@ pub(crate) struct ReplicaLease {
     /// Milliseconds after `began` at which the lease ends.
     until: AtomicU64,
     lapses: AtomicU32,
+    /// The claims from this replica, as its last heartbeat learned.
+    claims: AtomicU64,
     /// Milliseconds after `began` at which the last lapse was over; 0 before that. The first
     /// heartbeat ends no lapse.
     back: AtomicU64,
@@ -90,6 +92,7 @@ impl ReplicaLease {
             began: Instant::now(),
             until: AtomicU64::new(0),
             lapses: AtomicU32::new(0),
+            claims: AtomicU64::new(0),
             back: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
@@ -218,10 +221,15 @@ impl ReplicaLease {
     fn acknowledged(&self, sent: u64, now: u64, beat: Heartbeat) {
         // Another epoch of the store lacks the earlier writes: that counts as a lapse.
         let is_other = self.epoch.swap(beat.epoch, Ordering::AcqRel) != beat.epoch;
+        // The store may have seen a lapse that this clock has not: a suspended machine's stands still, and that of
+        // the store may be set. Others also claim from an owner that they alone do not reach.
+        let is_claimed = self.claims.swap(beat.claims, Ordering::AcqRel) != beat.claims;
         if is_other || !self.runs_at(now) {
             let is_first = self.lapses.fetch_add(1, Ordering::AcqRel) == 0;
             self.back
                 .store(if is_first { 0 } else { now }, Ordering::Release);
+        } else if is_claimed {
+            self.lapses.fetch_add(1, Ordering::AcqRel);
         }
         let lease = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
         self.until.fetch_max(sent + lease, Ordering::AcqRel);
@@ -274,6 +282,7 @@ mod tests {
     const BEAT: Heartbeat = Heartbeat {
         epoch: 7,
         is_recovering: false,
+        claims: 0,
     };
 
     #[test]
@@ -317,6 +326,23 @@ mod tests {
         assert!(owner.serves_at(1000, confirmed));
         owner.acknowledged(2000, 2000, Heartbeat { epoch: 8, ..BEAT });
         assert!(owner.runs_at(2000) && !owner.serves_at(2000, confirmed));
+    }
+
+    /// One whose machine was suspended went on with sessions that others had, and so did one that others did not reach.
+    #[test]
+    fn a_claim_by_others_is_a_lapse() {
+        let owner = owner();
+        owner.acknowledged(0, 0, BEAT);
+        let mut confirmed = owner.lapses();
+        for claims in [1, 3, 0] {
+            let beat = Heartbeat { claims, ..BEAT };
+            owner.acknowledged(1000, 1000, beat);
+            assert!(owner.runs_at(1000) && !owner.serves_at(1000, confirmed));
+            assert!(!owner.is_back_at(1000), "the store was not away");
+            confirmed = owner.lapses();
+            owner.acknowledged(1000, 1000, beat);
+            assert!(owner.serves_at(1000, confirmed), "each counts once");
+        }
     }
 
     #[test]

@@ -111,6 +111,13 @@ impl Stream {
         self.open_calls([])
     }
 
+    /// Removes one call of this raw id: its client may have given others the same.
+    pub(super) fn forget_call(&mut self, id: &[u8]) {
+        if let Some(at) = self.ids.iter().position(|known| **known == *id) {
+            self.ids.remove(at);
+        }
+    }
+
     /// The last event that was handed to a connection.
     pub(crate) fn written(&self) -> u64 {
         let of_all = self

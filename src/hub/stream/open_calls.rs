@@ -95,7 +95,7 @@ impl Streams {
     pub(crate) fn forget_request(&mut self, id: StreamId, request: &[u8]) {
         if let Some(stream) = self.open.get_mut(&id) {
             let before = stream.ids.len();
-            stream.ids.retain(|known| **known != *request);
+            stream.forget_call(request);
             stream.changes += u32::from(stream.ids.len() < before && stream.held.is_none());
         }
     }

@@ -338,8 +338,9 @@ impl Streams {
         let before = stream.ids.len();
         if before > 0 {
             let answered = json::get(&line, "method").is_none();
-            let answered = answered.then(|| json::get(&line, "id")).flatten();
-            stream.ids.retain(|id| Some(&**id) != answered);
+            if let Some(answered) = answered.then(|| json::get(&line, "id")).flatten() {
+                stream.forget_call(answered);
+            }
         }
         let calls = (stream.ids.len() < before).then(|| stream.calls_to_write());
         let write = Write::Event {
@@ -1043,6 +1044,25 @@ mod tests {
         streams.write_calls().unwrap();
         streams.open(held).unwrap();
         assert_eq!(calls_in(&log, held).await, "[4]");
+    }
+
+    /// The next owner answered none of them when the first had its response, and their client waited for ever.
+    #[tokio::test]
+    async fn of_calls_with_one_id_one_ends_at_a_time() {
+        let log = memory();
+        let mut streams = early_streams(Arc::clone(&log));
+        streams.announce();
+        streams.written().await.unwrap();
+        for _ in 0..3 {
+            streams.await_response(LISTENER_STREAM, b"7");
+        }
+        streams.write_calls().unwrap();
+        assert_eq!(calls_in(&log, LISTENER_STREAM).await, "[7,7,7]");
+        streams.message(LISTENER_STREAM, result(7)).unwrap();
+        assert_eq!(calls_in(&log, LISTENER_STREAM).await, "[7,7]");
+        streams.forget_request(LISTENER_STREAM, b"7");
+        streams.write_calls().unwrap();
+        assert_eq!(calls_in(&log, LISTENER_STREAM).await, "[7]");
     }
 
     /// Streams of one of several replicas, whose session has a record.

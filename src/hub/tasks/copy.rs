@@ -24,7 +24,7 @@ use crate::{
         stateless::Ticket,
     },
     protocol::{Message, json, modern},
-    state::{Fence, Found, Record, SessionId, StoreError},
+    state::{ClaimFrom, Fence, Found, Record, SessionId, StoreError},
 };
 
 /// The copy of a task of this replica.
@@ -36,8 +36,8 @@ pub(super) struct OwnCopy {
     held: Option<RecordMemory>,
     /// The lapses of the lease of this replica before the last write; none if the store was away then.
     confirmed: Option<u32>,
-    /// Whether no claim can come behind the last write. One whose claimer found no heartbeat may come shortly after the
-    /// heartbeat that ends a lapse.
+    /// Whether no claim can come behind the last write. One of a replica of an earlier build that found no heartbeat may
+    /// come shortly after the heartbeat that ends a lapse, which does not count it.
     is_settled: bool,
 }
 
@@ -236,8 +236,9 @@ impl TaskCopy {
             if core.owner.is_just_back() {
                 return Err(STORE_AWAY);
             }
-            let claimed = core.directory.claim(&id, &found.record, &core.owner.me);
-            // Without effect if another replica was faster.
+            let (me, silent) = (&core.owner.me, ClaimFrom::Silent);
+            let claimed = core.directory.claim(&id, &found.record, me, silent);
+            // Without effect if another replica was faster, or its own has come back.
             claimed.await.map_err(|_| STORE_AWAY)?;
         }
         Err(STORE_AWAY)

@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use super::streams::{Retention, SessionStreams};
 use crate::protocol::StreamId;
 use crate::state::{
-    BoxFuture, Directory, EventLog, Fence, Found, Heartbeat, LogSize, Page, Record, Replica,
-    SessionId, StoreError, Streams, WriteTarget,
+    BoxFuture, ClaimFrom, Claimed, Directory, EventLog, Fence, Found, Heartbeat, LogSize, Page,
+    Record, Replica, SessionId, StoreError, Streams, WriteTarget,
 };
 
 /// The event log in memory.
@@ -165,9 +165,16 @@ impl EventLog for MemoryLog {
 #[derive(Default)]
 pub(crate) struct MemoryDirectory {
     records: RwLock<HashMap<SessionId, (Record, Instant)>>,
+    /// The claims from each replica, by its boot id.
+    claims: RwLock<HashMap<Arc<str>, u64>>,
 }
 
 impl MemoryDirectory {
+    fn count_claim(&self, from: &Replica) {
+        let mut claims = self.claims.write().unwrap_or_else(PoisonError::into_inner);
+        *claims.entry(Arc::clone(&from.boot)).or_default() += 1;
+    }
+
     fn change<T>(
         &self,
         session: &SessionId,
@@ -190,10 +197,12 @@ impl MemoryDirectory {
 pub(crate) const EPOCH: u32 = 1;
 
 impl Directory for MemoryDirectory {
-    fn beat<'a>(&'a self, _: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
+    fn beat<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, Result<Heartbeat, StoreError>> {
+        let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         Box::pin(ready(Ok(Heartbeat {
             epoch: EPOCH,
             is_recovering: false,
+            claims: claims.get(&replica.boot).copied().unwrap_or_default(),
         })))
     }
 
@@ -252,15 +261,23 @@ impl Directory for MemoryDirectory {
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
+        from: ClaimFrom,
+    ) -> BoxFuture<'a, Result<Option<Claimed>, StoreError>> {
         let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
         let claimed = records.get_mut(session).and_then(|(record, _)| {
+            let other = record.owner.as_ref().filter(|owner| *owner != me);
             let is_same = record.owner == seen.owner && record.fence == seen.fence;
-            is_same.then(|| {
-                record.owner = Some(me.clone());
-                record.fence.0 += 1;
-                record.fence
-            })
+            // Every owner has a heartbeat here.
+            if !is_same || other.is_some() && from == ClaimFrom::Silent {
+                return None;
+            }
+            if let Some(other) = other {
+                self.count_claim(other);
+            }
+            record.owner = Some(me.clone());
+            record.fence.0 += 1;
+            let (fence, kept) = (record.fence, record.kept.clone());
+            Some(Claimed { fence, kept })
         });
         Box::pin(ready(Ok(claimed)))
     }

@@ -1,5 +1,7 @@
--- Says that a replica lives, and learns in which life the store is.
--- KEYS: epoch, recovering, the replica's heartbeat, the replicas that begin sessions.
+-- Says that a replica lives, and learns in which life the store is, and how many sessions and tasks
+-- others have claimed from it.
+-- KEYS: epoch, recovering, the replica's heartbeat, the replicas that begin sessions, the count of
+-- claims from this one.
 -- ARGV: address, ms that a heartbeat stands, an epoch to begin with, the epoch that the replica
 -- knew before (empty: none), ms that the epoch is kept, ms of recovery, the boot id, 1 if it begins
 -- sessions.
@@ -24,4 +26,4 @@ end
 if ARGV[4] ~= '' and ARGV[4] ~= epoch then
   redis.call('SET', KEYS[2], epoch, 'PX', ARGV[6])
 end
-return {epoch, redis.call('EXISTS', KEYS[2])}
+return {epoch, redis.call('EXISTS', KEYS[2]), tonumber(redis.call('GET', KEYS[5])) or 0}

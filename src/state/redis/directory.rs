@@ -16,8 +16,8 @@ use super::{
     scripts::{Lua, ms},
 };
 use crate::state::{
-    BoxFuture, Directory, Fence, Found, Heartbeat, Record, Replica, ReplicaKeys, SessionId,
-    StoreError,
+    BoxFuture, ClaimFrom, Claimed, Directory, Fence, Found, Heartbeat, Record, Replica,
+    ReplicaKeys, SessionId, StoreError,
 };
 
 /// The directory that replicas share.
@@ -64,6 +64,16 @@ impl RedisDirectory {
             0 => String::new(),
             epoch => epoch.to_string(),
         }
+    }
+
+    /// The key of a replica's heartbeat.
+    fn heartbeat(&self, boot: &str) -> String {
+        self.redis.key(&format!("replica:{boot}"))
+    }
+
+    /// The key of the count of claims from a replica.
+    fn claims(&self, boot: &str) -> String {
+        self.redis.key(&format!("claims:{boot}"))
     }
 
     fn call_for(&self, lua: Lua, session: &SessionId) -> Call {
@@ -128,8 +138,9 @@ impl Directory for RedisDirectory {
             let keys = [
                 self.redis.key("epoch"),
                 self.redis.key("recovering"),
-                self.redis.key(&format!("replica:{}", replica.boot)),
+                self.heartbeat(&replica.boot),
                 self.redis.key("open"),
+                self.claims(&replica.boot),
             ];
             let call = Call::new(Lua::Beat, &keys.each_ref().map(String::as_str))
                 .arg(&*replica.address)
@@ -140,11 +151,12 @@ impl Directory for RedisDirectory {
                 .arg(ms(RECOVERY))
                 .arg(&*replica.boot)
                 .arg(u8::from(!self.is_closed.load(Ordering::Relaxed)));
-            let (epoch, is_recovering): (u32, bool) = self.call(call).await?;
+            let (epoch, is_recovering, claims): (u32, bool, u64) = self.call(call).await?;
             self.epoch.store(epoch, Ordering::Relaxed);
             Ok(Heartbeat {
                 epoch,
                 is_recovering,
+                claims,
             })
         })
     }
@@ -169,7 +181,7 @@ impl Directory for RedisDirectory {
     ) -> BoxFuture<'a, Result<Option<Duration>, StoreError>> {
         Box::pin(async move {
             let mut command = redis::cmd("PTTL");
-            command.arg(self.redis.key(&format!("replica:{}", replica.boot)));
+            command.arg(self.heartbeat(&replica.boot));
             let ttl_left = read(self.redis.command(command).await?)?;
             Ok(heartbeat_age(ttl_left))
         })
@@ -185,13 +197,13 @@ impl Directory for RedisDirectory {
 
     fn leave<'a>(&'a self, replica: &'a Replica) -> BoxFuture<'a, ()> {
         Box::pin(async move {
-            let key = self.redis.key(&format!("replica:{}", replica.boot));
-            // If Redis is away, both expire.
-            let _ = self.redis.remove(&key).await;
+            // If Redis is away, all of it expires.
+            let _ = self.redis.remove(&self.heartbeat(&replica.boot)).await;
             let mut command = redis::cmd("ZREM");
             let name = format!("{} {}", replica.boot, replica.address);
             command.arg(self.redis.key("open")).arg(name);
             let _ = self.redis.command(command).await;
+            let _ = self.redis.remove(&self.claims(&replica.boot)).await;
         })
     }
 
@@ -246,18 +258,28 @@ impl Directory for RedisDirectory {
         session: &'a SessionId,
         seen: &'a Record,
         me: &'a Replica,
-    ) -> BoxFuture<'a, Result<Option<Fence>, StoreError>> {
+        from: ClaimFrom,
+    ) -> BoxFuture<'a, Result<Option<Claimed>, StoreError>> {
         Box::pin(async move {
             let (_, boot) = owner(seen.owner.as_ref());
-            let call = self
-                .call_for(Lua::Claim, session)
+            let keys = [
+                self.redis.session(session),
+                self.heartbeat(boot),
+                self.claims(boot),
+            ];
+            let call = Call::new(Lua::Claim, &keys.each_ref().map(String::as_str))
                 .arg(boot)
                 .arg(seen.fence.0)
                 .arg(&*me.address)
                 .arg(&*me.boot)
-                .arg(ms(MARGIN));
-            let fence: u64 = self.call(call).await?;
-            Ok((fence > 0).then_some(Fence(fence)))
+                .arg(ms(MARGIN))
+                .arg(u8::from(from == ClaimFrom::Silent))
+                .arg(ms(EPOCH_TTL));
+            let (fence, kept): (u64, Vec<u8>) = self.call(call).await?;
+            Ok((fence > 0).then(|| Claimed {
+                fence: Fence(fence),
+                kept: kept.into(),
+            }))
         })
     }
 
@@ -314,5 +336,6 @@ fn new_epoch() -> u32 {
 const HEARTBEAT_TTL: Duration = Duration::from_secs(5);
 /// The time in which owners register lost sessions again.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// The time that an epoch outlives the last replica: longer than any session.
+/// The time that an epoch outlives the last replica: longer than any session. So does the count of claims from a replica
+/// outlive the last one: until then it may wake up.
 const EPOCH_TTL: Duration = Duration::from_hours(24 * 90);

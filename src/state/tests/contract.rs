@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::state::{
-    Directory, EventLog, Fence, LogShare, OpenStream, Record, Replica, ReplicaKeys, SessionId,
-    StoreError, WriteTarget,
+    ClaimFrom, Directory, EventLog, Fence, LogShare, OpenStream, Record, Replica, ReplicaKeys,
+    SessionId, StoreError, WriteTarget,
     memory::{MemoryDirectory, MemoryLog, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
@@ -111,9 +111,9 @@ impl Side {
         let found = self.directory.find(&session(id)).await.unwrap().unwrap();
         let claimed = self
             .directory
-            .claim(&session(id), &found.record, &self.me)
+            .claim(&session(id), &found.record, &self.me, ClaimFrom::Any)
             .await;
-        claimed.unwrap().unwrap().0
+        claimed.unwrap().unwrap().fence.0
     }
 
     pub(crate) fn spot(&self, id: &str, stream: StreamId, fence: u64) -> WriteTarget {
@@ -380,6 +380,17 @@ async fn forget_leaves_nothing(side: &Side) {
 
 // The contract of a directory.
 
+/// Claims a session from any owner; returns its new fence.
+async fn claim(
+    directory: &Arc<dyn Directory>,
+    id: &SessionId,
+    seen: &Record,
+    me: &Replica,
+) -> Result<Option<Fence>, StoreError> {
+    let claimed = directory.claim(id, seen, me, ClaimFrom::Any).await?;
+    Ok(claimed.map(|claimed| claimed.fence))
+}
+
 async fn sessions_are_added_once_and_found(side: &Side, other: &Replica) {
     let (id, directory) = (session("once"), &side.directory);
     assert!(directory.find(&id).await.unwrap().is_none());
@@ -402,13 +413,14 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     let (id, directory) = (session("claimed"), &side.directory);
     side.add("claimed", 1).await.unwrap();
     let seen = directory.find(&id).await.unwrap().unwrap().record;
-    assert_eq!(directory.claim(&id, &seen, other).await, Ok(Some(Fence(2))));
-    assert_eq!(directory.claim(&id, &seen, &side.me).await, Ok(None));
+    let first = claim(directory, &id, &seen, other).await;
+    assert_eq!(first, Ok(Some(Fence(2))));
+    assert_eq!(claim(directory, &id, &seen, &side.me).await, Ok(None));
     let seen = directory.find(&id).await.unwrap().unwrap().record;
     assert_eq!((seen.owner.as_ref(), seen.fence), (Some(other), Fence(2)));
-    let none = directory.claim(&session("nobody"), &seen, other).await;
+    let none = claim(directory, &session("nobody"), &seen, other).await;
     assert_eq!(none, Ok(None));
-    let back = directory.claim(&id, &seen, &side.me).await;
+    let back = claim(directory, &id, &seen, &side.me).await;
     assert_eq!(back, Ok(Some(Fence(3))));
     let seen = directory.find(&id).await.unwrap().unwrap().record;
     // A wrong fence changes nothing.
@@ -431,7 +443,7 @@ async fn one_of_two_claims_takes_place(side: &Side, other: &Replica) {
     let found = directory.find(&id).await.unwrap().unwrap();
     assert!(found.record.owner.is_none() && found.heartbeat_age.is_none());
     assert_eq!(found.record.kept, kept);
-    let claimed = directory.claim(&id, &found.record, &side.me).await;
+    let claimed = claim(directory, &id, &found.record, &side.me).await;
     assert_eq!(claimed, Ok(Some(Fence(4))));
     assert_eq!(directory.remove(&id, Fence(4)).await, Ok(()));
     assert!(directory.find(&id).await.unwrap().is_none());
@@ -449,7 +461,9 @@ async fn an_owner_adds_nothing_behind_a_claim(side: &Side, other: &Replica) {
     };
     let added = directory.insert(&id, last, side.epoch).await;
     assert_eq!(added, Ok(true));
-    assert_eq!(directory.claim(&id, &seen, other).await, Ok(Some(Fence(2))));
+    let claimed = directory.claim(&id, &seen, other, ClaimFrom::Any).await;
+    let claimed = claimed.unwrap().unwrap();
+    assert_eq!((claimed.fence, &*claimed.kept), (Fence(2), &b"last"[..]));
     assert_eq!(side.add("lost", 1).await, Ok(false));
     assert_eq!(
         directory.remove(&id, Fence(1)).await,
@@ -460,6 +474,38 @@ async fn an_owner_adds_nothing_behind_a_claim(side: &Side, other: &Replica) {
         (found.owner.as_ref(), &*found.kept),
         (Some(other), &b"last"[..])
     );
+}
+
+/// An owner that may wake up has to hear that another replica has its session.
+async fn an_owner_hears_of_each_claim(side: &Side, other: &Replica) {
+    let (id, directory) = (session("heard"), &side.directory);
+    assert_eq!(side.add("heard", 1).await, Ok(true));
+    let claims = async |replica: &Replica| directory.beat(replica).await.unwrap().claims;
+    let before = claims(&side.me).await;
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    let refused = directory.claim(&id, &seen, other, ClaimFrom::Silent).await;
+    assert_eq!(refused, Ok(None), "it lives");
+    assert_eq!(claims(&side.me).await, before);
+    let claimed = claim(directory, &id, &seen, other).await;
+    assert_eq!(claimed, Ok(Some(Fence(2))));
+    assert_eq!(claim(directory, &id, &seen, other).await, Ok(None));
+    for _ in 0..2 {
+        assert_eq!(claims(&side.me).await, before + 1, "until the next one");
+    }
+    let of_other = claims(other).await;
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    let own = directory.claim(&id, &seen, other, ClaimFrom::Silent).await;
+    assert_eq!(own.unwrap().unwrap().fence, Fence(3));
+    assert_eq!(claims(other).await, of_other, "its own");
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    let back = claim(directory, &id, &seen, &side.me).await;
+    assert_eq!(back, Ok(Some(Fence(4))));
+    assert_eq!(claims(other).await, of_other + 1);
+    assert_eq!(directory.release(&id, Fence(4)).await, Ok(()));
+    let seen = directory.find(&id).await.unwrap().unwrap().record;
+    let left = directory.claim(&id, &seen, other, ClaimFrom::Silent);
+    assert_eq!(left.await.unwrap().unwrap().fence, Fence(5));
+    assert_eq!(claims(&side.me).await, before + 1, "nobody's");
 }
 
 /// The whole contract, except that `remove` removes the streams too: that holds only where log and
@@ -475,6 +521,7 @@ async fn keeps_all(side: &Side) {
     sessions_are_added_once_and_found(side, &replica("b")).await;
     one_of_two_claims_takes_place(side, &replica("b")).await;
     an_owner_adds_nothing_behind_a_claim(side, &replica("b")).await;
+    an_owner_hears_of_each_claim(side, &replica("b")).await;
 }
 
 #[tokio::test]

@@ -12,7 +12,8 @@ use super::contract::{
     session, until,
 };
 use crate::state::{
-    BoxFuture, Directory, EventLog, Fence, LogShare, LogSize, StoreError, WriteTarget,
+    BoxFuture, ClaimFrom, Directory, EventLog, Fence, LogShare, LogSize, Record, StoreError,
+    WriteTarget,
     memory::{PAGE, Retention},
     redis::{Redis, RedisDirectory, RedisLog, Settings},
 };
@@ -669,6 +670,43 @@ async fn every_key_ends_by_itself_and_nothing_is_left_of_a_session() {
         side.directory.leave(&side.me).await;
         assert_eq!(server.keys(), ["t:v1:epoch"]);
         side.end().await;
+    }
+}
+
+/// One that was found without a heartbeat has it again by the time of the claim. What it has lost it hears of at any later
+/// heartbeat: the answer to one may be lost, and its machine suspended for a day.
+#[tokio::test]
+async fn an_owner_that_is_back_keeps_its_sessions_and_hears_what_it_has_lost() {
+    for kind in KINDS {
+        let server = Server::start(kind);
+        let one = Side::on(&server, "one", KEEP).await;
+        let two = Side::on(&server, "two", KEEP).await;
+        one.add("s", 1).await.unwrap();
+        let id = session("s");
+        let silent = async || {
+            server.command(&["DEL", "t:v1:replica:one"]);
+            let found = two.directory.find(&id).await.unwrap().unwrap();
+            assert!(found.heartbeat_age.is_none());
+            found.record
+        };
+        let claim = async |seen: &Record| {
+            let claimed = two.directory.claim(&id, seen, &two.me, ClaimFrom::Silent);
+            claimed.await.unwrap().map(|claimed| claimed.fence)
+        };
+        let claims = async || one.directory.beat(&one.me).await.unwrap().claims;
+        let seen = silent().await;
+        assert_eq!(claims().await, 0);
+        assert_eq!(claim(&seen).await, None);
+        let seen = silent().await;
+        assert_eq!(claim(&seen).await, Some(Fence(2)));
+        assert_eq!((claims().await, claims().await), (1, 1));
+        let left = server.command(&["PTTL", "t:v1:claims:one"]).number();
+        assert!(left > 24 * 3_600_000, "{left}");
+        one.directory.leave(&one.me).await;
+        let keys = server.keys();
+        assert!(!keys.iter().any(|key| key.ends_with(":one")), "{keys:?}");
+        one.end().await;
+        two.end().await;
     }
 }
 

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::contract::{KINDS, PLENTY, Server, Side, session};
 use crate::protocol::StreamId;
-use crate::state::{Fence, Record, SessionId, StoreError};
+use crate::state::{ClaimFrom, Fence, Record, SessionId, StoreError};
 
 /// A pseudo-random generator; equal seeds give equal numbers.
 struct Chance(u64);
@@ -197,8 +197,9 @@ impl World<'_> {
             return;
         };
         let directory = &owner.side.directory;
-        let claimed = directory.claim(&self.id, &seen, &owner.side.me).await;
-        if let Some(Fence(fence)) = claimed.unwrap() {
+        let me = &owner.side.me;
+        let claimed = directory.claim(&self.id, &seen, me, ClaimFrom::Any).await;
+        if let Some(Fence(fence)) = claimed.unwrap().map(|claimed| claimed.fence) {
             assert_eq!(fence, self.fence + 1, "one owner for each number");
             self.fence = fence;
             // The response may be lost. Then no replica acts as the owner until the next claim.

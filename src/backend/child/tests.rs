@@ -359,6 +359,43 @@ async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
     }
 }
 
+/// They were those of the next child with its uid, of another tenant, or nobody's.
+#[tokio::test]
+async fn what_a_child_shares_by_ipc_ends_with_it() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(sandbox) = Sandbox::separated(0) else {
+        return;
+    };
+    let work = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+    let mut spec = launch("/bin/sh");
+    spec.args = ["-c", "ipcmk -M 4096 -p 600 -Q -S 1 && cat"]
+        .map(str::to_owned)
+        .into();
+    spec.confinement.profile = Profile::Open;
+    let launcher = launcher(work.path(), sandbox);
+    let label = ("acme", "files");
+    let mut child = Child::spawn(&launcher, label, &spec, &LIMITS)
+        .await
+        .unwrap();
+    let uid = child.private_files().unwrap().uid.unwrap().to_string();
+    let left = || -> Vec<String> {
+        let tables = ["shm", "sem", "msg"].map(|name| format!("/proc/sysvipc/{name}"));
+        let tables = tables.map(|table| std::fs::read_to_string(table).unwrap());
+        let lines = tables.iter().flat_map(|table| table.lines());
+        let own = lines.filter(|line| line.split_ascii_whitespace().any(|field| field == uid));
+        own.map(str::to_owned).collect()
+    };
+    while left().len() < 3 {
+        let event = event(&mut child).await;
+        assert!(matches!(event, ChildEvent::Line(_)), "{event:?}");
+    }
+    child.kill().await;
+    assert_eq!(left(), [""; 0]);
+}
+
 /// Counts the warnings of this thread.
 #[derive(Clone, Default)]
 struct Warnings(Arc<AtomicUsize>);

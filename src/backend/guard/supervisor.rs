@@ -78,7 +78,7 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         ..
     } = &request;
     let (private, group) = (private.clone(), restrictions.group.clone());
-    let uid = restrictions.uid;
+    let (uid, leaves_ipc) = (restrictions.uid, restrictions.leaves_ipc());
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
     let (server, shortage) = match start(&request) {
@@ -106,6 +106,9 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         // The gateway tells a guard that was killed from one whose child has ended, and says so.
         let own = rustix::process::getpid();
         _ = rustix::process::kill_process(own, Signal::KILL);
+    }
+    if leaves_ipc {
+        tree.remove_ipc();
     }
     remove(private.as_deref(), group.as_deref());
     // Only what has not become the server yet can write to it.

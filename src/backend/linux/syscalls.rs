@@ -1,5 +1,5 @@
 //! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF, an
-//! option of sockets, time slices.
+//! option of sockets, time slices, System V objects.
 //!
 //! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
@@ -258,6 +258,36 @@ fn change_filter(
             attach.as_ptr(),
             size_of_val(&attach),
         )
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// A kind of System V objects.
+#[derive(Clone, Copy)]
+pub(crate) enum Ipc {
+    /// Segments of shared memory.
+    Memory,
+    /// Sets of semaphores.
+    Semaphores,
+    /// Message queues.
+    Messages,
+}
+
+/// Removes a System V object; only its owner and its maker may.
+pub(crate) fn remove_ipc(kind: Ipc, id: i32) -> io::Result<()> {
+    let (command, none) = (libc::IPC_RMID, std::ptr::null::<u8>());
+    #[expect(unsafe_code, reason = "rustix has no System V IPC")]
+    // SAFETY: with this command the kernel reads and writes no memory of this process.
+    let done = unsafe {
+        match kind {
+            Ipc::Memory => libc::syscall(libc::SYS_shmctl, id, command, none),
+            Ipc::Semaphores => libc::syscall(libc::SYS_semctl, id, 0, command, none),
+            Ipc::Messages => libc::syscall(libc::SYS_msgctl, id, command, none),
+        }
     };
     if done == 0 {
         Ok(())

@@ -138,7 +138,9 @@ impl Child {
         } = started;
         let (restrictions, places) = decided;
         let lease = launcher.sandbox.lease(tenant, places).await?;
-        let request = launcher.request(launch, limits, lease.as_ref(), restrictions)?;
+        let requested = launcher.requested(launch, limits, lease, restrictions);
+        let (made, request, lease) = requested.await?;
+        made.keep();
         let label = format!("{tenant}-{name}");
         guard.removes(request.restrictions.group.clone());
         let mut child = Self {

@@ -27,7 +27,7 @@ use super::{
 use crate::backend::{
     dialect::{Opening, Translator},
     linux::syscalls::landlock,
-    sandbox::Sandbox,
+    sandbox::{Restrictions, Sandbox},
 };
 use crate::base::budget::{Budget, Descriptors, LargeWork};
 use crate::declare::{Confinement, Home, Isolation, Launch, Limits, Profile};
@@ -357,6 +357,36 @@ async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
         let what = format!("{landlock} {exit:?}");
         lock.try_lock().expect(&what);
     }
+}
+
+/// The workers of the runtime made the directories and files of each start.
+#[test]
+fn directories_are_made_off_the_runtime_and_go_with_a_start_that_is_given_up() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // One thread for files, which the test takes.
+    let runtime = runtime.max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let work = tempfile::tempdir().unwrap();
+        let count = || std::fs::read_dir(work.path()).unwrap().count();
+        let (launcher, spec) = (launcher(work.path(), Sandbox::none()), launch("cat"));
+        let requested = || launcher.requested(&spec, &LIMITS, None, Restrictions::default());
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv().is_err());
+        let (mut waiting, mut given_up) = (Box::pin(requested()), Box::pin(requested()));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert!((&mut given_up).now_or_never().is_none());
+        assert_eq!(count(), 0);
+        drop(given_up);
+        drop(go);
+        let (made, request, _) = waiting.await.unwrap();
+        assert!(request.private.unwrap().exists());
+        // The thread has done what was before this.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        assert_eq!(count(), 1, "those that nobody waits for are gone");
+        drop(made);
+        assert_eq!(count(), 0);
+        assert!(busy.await.unwrap());
+    });
 }
 
 /// They were those of the next child with its uid, of another tenant, or nobody's.

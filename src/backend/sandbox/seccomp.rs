@@ -37,6 +37,7 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     } else if restrictions.is_filtered {
         denied.extend(KEYRINGS.iter().map(|&call| (call, Vec::new())));
         denied.push(limits_of_others()?);
+        denied.push(leases()?);
     }
     let sockets = sockets(restrictions)?;
     if !sockets.is_empty() {
@@ -114,7 +115,6 @@ fn rule(
 /// Calls denied for some of their arguments.
 fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let new_user = libc::CLONE_NEWUSER.unsigned_abs().into();
-    let lease = libc::F_SETLEASE.unsigned_abs().into();
     Ok(vec![
         (
             libc::SYS_clone,
@@ -134,15 +134,17 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
                 rule([(1, Is::Eq, TIOCLINUX)])?,
             ],
         ),
-        // It holds up each open of the file for most of a minute, such as that of another server's script.
-        (
-            libc::SYS_fcntl,
-            vec![
-                rule([(1, Is::Eq, lease)])?,
-                rule([(1, Is::Eq, F_SETDELEG)])?,
-            ],
-        ),
+        leases()?,
     ])
+}
+
+/// Denies leases, which hold up each open of the file for most of a minute: that of another server's script, or of the
+/// file with a token that the gateway renews.
+fn leases() -> Result<(i64, Vec<SeccompRule>), seccompiler::BackendError> {
+    let lease = libc::F_SETLEASE.unsigned_abs().into();
+    let calls = [lease, F_SETDELEG].map(|call| rule([(1, Is::Eq, call)]));
+    let rules: Result<Vec<_>, _> = calls.into_iter().collect();
+    Ok((libc::SYS_fcntl, rules?))
 }
 
 /// Denies limits of other processes: a limit of processor time ends one of the same user, past Landlock.
@@ -407,12 +409,13 @@ mod tests {
 file = os.open(sys.argv[1], os.O_RDWR)
 fcntl.fcntl(file, fcntl.F_GETLEASE)
 fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
-        for is_hardened in [false, true] {
+        for (is_filtered, is_hardened) in [(false, false), (true, false), (false, true)] {
             let file = file.clone();
             // A filter holds for its thread and the processes that this starts.
             let confined = std::thread::spawn(move || {
                 rustix::thread::set_no_new_privs(true).unwrap();
                 let restrictions = Restrictions {
+                    is_filtered,
                     is_hardened,
                     ..Restrictions::default()
                 };
@@ -422,8 +425,9 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
             });
             let output = confined.join().unwrap();
             let errors = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.success(), !is_hardened, "{errors}");
-            assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_hardened);
+            let is_denied = is_filtered || is_hardened;
+            assert_eq!(output.status.success(), !is_denied, "{errors}");
+            assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_denied);
         }
     }
 

@@ -324,6 +324,12 @@ impl Child {
         self.take_line()
     }
 
+    /// Discards its output from now on.
+    pub(super) fn discard_output(&mut self) {
+        self.lines.discard();
+        self.ahead.clear();
+    }
+
     /// Its stdout is not read for a while: from then on it is read in small pieces.
     pub(crate) fn slow_down(&mut self) {
         self.lines.slow_down();

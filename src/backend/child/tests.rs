@@ -898,6 +898,19 @@ async fn a_child_without_input_keeps_its_place_in_the_line_of_its_tenant() {
     assert_eq!((exit.code, lines), (Some(0), 100_000));
 }
 
+/// One that printed empty lines without end kept a worker busy.
+#[tokio::test]
+async fn the_lines_of_a_child_without_input_have_a_pace() {
+    let mut prints = launch("sh");
+    prints.args = vec!["-c".into(), "yes '' | head -n 12000".into()];
+    let (mut child, _work) = start_as(&prints).await;
+    let (began, mut lines) = (Instant::now(), 0);
+    let exit = child.run_without_input(|_| lines += 1).await;
+    assert_eq!((exit.code, lines), (Some(0), 12_000));
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(200), "{took:?}");
+}
+
 #[tokio::test]
 async fn closed_streams_are_told_and_survived() {
     let (mut child, _work) = start().await;

@@ -363,8 +363,10 @@ impl Child {
                 "the guard of a child was killed: processes of the child may be left"
             );
         }
-        // It has the files with the secrets, and another look for leftovers may be long in coming.
-        let left = self.private.take_if(|_| was_killed(status));
+        // It has the files with the secrets, and another look for leftovers may be long in coming. A guard without
+        // descriptors has none to remove it by.
+        let is_left = was_killed(status) || is_shortage(status);
+        let left = self.private.take_if(|_| is_left);
         self.guard.clear(left);
         Poll::Ready(status)
     }

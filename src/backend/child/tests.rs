@@ -751,16 +751,24 @@ async fn that_a_machine_has_no_process_is_told_by_the_guard_alone() {
         assert_eq!(told, (code, signal, false), "{script}");
     }
     let work = tempfile::tempdir().unwrap();
-    let launcher = launcher(work.path(), Sandbox::none());
-    launcher.zygote.starve();
-    let mut spec = launch("cat");
-    // Its guard has no descriptor to remove a directory by.
-    spec.home = Home::Caller;
-    let child = Child::spawn(&launcher, ("acme", "files"), &spec, &LIMITS).await;
-    let exit = ended(&mut child.unwrap()).await;
-    assert!(exit.is_shortage && exit.code.is_none(), "{exit:?}");
-    let tail = String::from_utf8(exit.stderr_tail).unwrap();
-    assert!(tail.starts_with("lockgate: cannot start cat: "), "{tail}");
+    // With one more, its streams have no end to be dropped to.
+    for (descriptors, home) in [(6, Home::Caller), (7, Home::Caller), (6, Home::Private)] {
+        let launcher = launcher(work.path(), Sandbox::none());
+        launcher.zygote.starve_to(descriptors);
+        let mut spec = launch("cat");
+        spec.home = home;
+        let child = Child::spawn(&launcher, ("acme", "files"), &spec, &LIMITS).await;
+        let exit = ended(&mut child.unwrap()).await;
+        assert!(exit.is_shortage && exit.code.is_none(), "{exit:?}");
+        let tail = String::from_utf8(exit.stderr_tail).unwrap();
+        assert!(tail.starts_with("lockgate: cannot start cat: "), "{tail}");
+    }
+    // The last guard had no descriptor to remove the directory by.
+    let begun = Instant::now();
+    while std::fs::read_dir(work.path()).unwrap().count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it stays");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     assert_eq!(warnings.0.load(Ordering::Relaxed), 0, "no guard was killed");
 }
 

@@ -443,20 +443,23 @@ pub(crate) fn close_all_but_streams() -> io::Result<()> {
     }
 }
 
-/// Redirects stdin, stdout and stderr to `/dev/null`.
-pub(crate) fn drop_streams() -> io::Result<()> {
-    let null = File::options().read(true).write(true).open("/dev/null")?;
+/// Opens the file that streams are dropped to.
+pub(crate) fn null() -> io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
+}
+
+/// Redirects stdin, stdout and stderr to this [`null`]. Both ends are open, so that it does not fail.
+pub(crate) fn drop_streams(null: &File) {
     for stream in 0..=2 {
         #[expect(
             unsafe_code,
             reason = "the streams have no owner that rustix could take"
         )]
         // SAFETY: the guard is single-threaded and does not use its streams at this point.
-        if unsafe { libc::dup2(null.as_raw_fd(), stream) } == -1 {
-            return Err(io::Error::last_os_error());
+        unsafe {
+            libc::dup2(null.as_raw_fd(), stream);
         }
     }
-    Ok(())
 }
 
 /// PATH where a child has none.

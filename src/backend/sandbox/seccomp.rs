@@ -37,7 +37,7 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     } else if restrictions.is_filtered {
         denied.extend(KEYRINGS.iter().map(|&call| (call, Vec::new())));
         denied.push(limits_of_others()?);
-        denied.push(leases()?);
+        denied.push(descriptors()?);
     }
     let sockets = sockets(restrictions)?;
     if !sockets.is_empty() {
@@ -134,15 +134,17 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
                 rule([(1, Is::Eq, TIOCLINUX)])?,
             ],
         ),
-        leases()?,
+        descriptors()?,
     ])
 }
 
 /// Denies leases, which hold up each open of the file for most of a minute: that of another server's script, or of the
-/// file with a token that the gateway renews.
-fn leases() -> Result<(i64, Vec<SeccompRule>), seccompiler::BackendError> {
-    let lease = libc::F_SETLEASE.unsigned_abs().into();
-    let calls = [lease, F_SETDELEG].map(|call| rule([(1, Is::Eq, call)]));
+/// file with a token that the gateway renews. And larger pipes: the kernel counts those of a child's streams among
+/// the gateway's (`fs.pipe-user-pages-soft`), and beyond its bound all later ones are small.
+fn descriptors() -> Result<(i64, Vec<SeccompRule>), seccompiler::BackendError> {
+    let lease: u64 = libc::F_SETLEASE.unsigned_abs().into();
+    let pipe: u64 = libc::F_SETPIPE_SZ.unsigned_abs().into();
+    let calls = [lease, F_SETDELEG, pipe].map(|call| rule([(1, Is::Eq, call)]));
     let rules: Result<Vec<_>, _> = calls.into_iter().collect();
     Ok((libc::SYS_fcntl, rules?))
 }
@@ -428,6 +430,26 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
             let is_denied = is_filtered || is_hardened;
             assert_eq!(output.status.success(), !is_denied, "{errors}");
             assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_denied);
+        }
+    }
+
+    /// Some twenty children with three pipes of 1 MiB each left all others pipes of 8 KiB.
+    #[test]
+    fn no_pipe_is_enlarged() {
+        for (is_filtered, is_hardened) in [(false, false), (true, false), (false, true)] {
+            let confined = std::thread::spawn(move || {
+                let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+                rustix::thread::set_no_new_privs(true).unwrap();
+                let restrictions = Restrictions {
+                    is_filtered,
+                    is_hardened,
+                    ..Restrictions::default()
+                };
+                apply(&restrictions).unwrap();
+                rustix::pipe::fcntl_getpipe_size(&pipe).unwrap();
+                rustix::pipe::fcntl_setpipe_size(&pipe, 32 << 10).is_err()
+            });
+            assert_eq!(confined.join().unwrap(), is_filtered || is_hardened);
         }
     }
 

@@ -80,7 +80,7 @@ async fn renew(entry: Arc<Entry>, (tenant, from): &OriginAt, tokens: &TokenSourc
     };
     match tokens(of, TokenFor::Renewal).await {
         Ok(token) => {
-            entry.renew(from, &token);
+            entry.renew(from, &token).await;
             // What another request refreshes, or could not be refreshed, stays due.
             entry.retry_token(from, clock.now_ms() + AGAIN_MS);
         }
@@ -99,6 +99,7 @@ const PARALLEL: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use tokio::sync::mpsc;
 
     use super::super::{
@@ -124,6 +125,28 @@ mod tests {
             version,
             look_ms: None,
         }
+    }
+
+    /// The files of a child are in its own directory, and the task that wrote them is that of all tenants.
+    #[test]
+    fn tokens_are_written_off_the_runtime() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let (seats, _requests) = ChildSeats::new(100);
+            let registry = Arc::new(Registry::new(seats, Arc::new(Metrics::new(None).unwrap())));
+            let child = registry.add(&server("a"), Some("ada".into()), 0);
+            let from = TokenFrom::Upstream("u".to_owned());
+            child.started_with(&from, &token(1));
+            let (go, wait) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || wait.recv().is_err());
+            let newer = token(2);
+            let mut renewed = Box::pin(child.renew(&from, &newer));
+            assert!((&mut renewed).now_or_never().is_none());
+            drop(go);
+            renewed.await;
+            assert!(busy.await.unwrap());
+        });
     }
 
     /// The upstream of a tenant that answers nobody must not let the tokens of another tenant expire.

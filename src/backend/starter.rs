@@ -357,11 +357,16 @@ pub(super) mod tests {
 
     /// A server with these keys, besides its command, which reads its stdin to the end.
     pub(in crate::backend) fn server(keys: &str) -> Arc<Server> {
+        server_of("a", keys)
+    }
+
+    /// The same, of this tenant.
+    pub(in crate::backend) fn server_of(tenant: &str, keys: &str) -> Arc<Server> {
         let text = format!(
-            "tenants: {{a: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
+            "tenants: {{{tenant}: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
         );
         let manifest = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
-        manifest.catalog.find("a", "x").unwrap().1
+        manifest.catalog.find(tenant, "x").unwrap().1
     }
 
     /// A starter of real children, with room for one slot and so many of them.

@@ -14,6 +14,7 @@ use std::{
 };
 
 use rustix::{fs::FlockOperation, io::Errno};
+use tokio::task::spawn_blocking;
 
 use super::zygote::Zygote;
 use crate::backend::{
@@ -175,8 +176,29 @@ impl Launcher {
     }
 
     /// Builds the launch request to the guard of a child with these restrictions, and its uid if it has one;
-    /// creates its private directory and cgroup.
-    pub(super) fn request(
+    /// creates its private directory and cgroup. The directories are removed if nobody waits for the request any more.
+    ///
+    /// Off the runtime's workers: other children may keep the file system busy.
+    pub(super) async fn requested(
+        &self,
+        launch: &Launch,
+        limits: &Limits,
+        lease: Option<UidLease>,
+        restrictions: Restrictions,
+    ) -> io::Result<(Made, LaunchRequest, Option<UidLease>)> {
+        let (launcher, launch, limits) = (self.clone(), launch.clone(), *limits);
+        let make = move || {
+            let request = launcher.request(&launch, &limits, lease.as_ref(), restrictions)?;
+            let made = Made {
+                private: request.private.clone(),
+                group: request.restrictions.group.clone(),
+            };
+            Ok::<_, io::Error>((made, request, lease))
+        };
+        spawn_blocking(make).await.map_err(io::Error::other)?
+    }
+
+    fn request(
         &self,
         launch: &Launch,
         limits: &Limits,
@@ -262,6 +284,30 @@ impl Launcher {
         }
         restrictions.group = self.sandbox.group(launch, limits)?;
         Ok(())
+    }
+}
+
+/// The directories of a child that has no guard yet, which would remove them.
+pub(super) struct Made {
+    private: Option<PathBuf>,
+    group: Option<PathBuf>,
+}
+
+impl Made {
+    /// A guard has them.
+    pub(super) fn keep(mut self) {
+        (self.private, self.group) = (None, None);
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.private {
+            Launcher::discard(dir);
+        }
+        if let Some(group) = &self.group {
+            _ = fs::remove_dir(group);
+        }
     }
 }
 

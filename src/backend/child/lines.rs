@@ -45,7 +45,7 @@ pub(super) enum Taken {
 enum Output {
     /// Lines are returned.
     Lines,
-    /// A line was too long: the rest is discarded.
+    /// A line was too long, or none is wanted: the rest is discarded.
     Discarded,
     /// The end was reported.
     Closed,
@@ -116,6 +116,14 @@ impl Lines {
     /// Appends bytes that were read elsewhere.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.read.extend_from_slice(bytes);
+    }
+
+    /// Discards what was read and the rest of stdout: no line of it is cut any more.
+    pub(super) fn discard(&mut self) {
+        if self.output == Output::Lines {
+            self.output = Output::Discarded;
+        }
+        (self.read, self.scanned, self.array) = (BytesMut::new(), 0, None);
     }
 
     /// Releases the memory of an empty buffer, until the next read.
@@ -299,6 +307,20 @@ mod tests {
         assert!((0..100).all(|_| read(true) == CHUNK));
         assert!((0..FULL).all(|_| read(false) == CHUNK));
         assert_eq!(read(false), LARGE);
+    }
+
+    /// Each empty line was cut, and thrown away.
+    #[test]
+    fn what_is_discarded_is_not_cut_into_lines() {
+        let mut lines = Lines::new(99);
+        lines.push(b"one\ntwo");
+        lines.discard();
+        assert_eq!((lines.take(false), lines.len()), (None, 0));
+        lines.push(b"\n\nthree");
+        assert_eq!(lines.take(false), None);
+        assert_eq!(lines.take(true), Some(Taken::End));
+        lines.discard();
+        assert_eq!(lines.take(true), None, "it is reported once");
     }
 
     #[test]

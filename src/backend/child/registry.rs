@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{sync::Notify, task::spawn_blocking, time::Instant};
 
 use super::{
     seats::ChildSeats,
@@ -286,8 +286,12 @@ impl Entry {
     }
 
     /// Gives a running child a newer access token, and restarts it after its calls where that cannot be.
-    pub(crate) fn renew(&self, from: &TokenFrom, token: &AccessToken) {
-        if !self.tokens.renew(from, token) {
+    ///
+    /// Off the runtime's workers: the files are in a directory of the child, which may keep the file system busy.
+    pub(crate) async fn renew(self: &Arc<Self>, from: &TokenFrom, token: &AccessToken) {
+        let (entry, from, token) = (Arc::clone(self), from.clone(), token.clone());
+        let renewed = spawn_blocking(move || entry.tokens.renew(&from, &token)).await;
+        if renewed.is_ok_and(|is_renewed| !is_renewed) {
             self.drain();
         }
     }

@@ -1,7 +1,7 @@
 //! Stderr of a child: the last bytes are kept, lines are logged at a limited rate.
 //!
 //! The rate is of the child, and of its tenant: a tenant may have a thousand children, and the log
-//! is one for all. Not here: the pipe (`stdio`).
+//! is one for all. Errors to requests of the gateway itself have a rate of their own. Not here: the pipe (`stdio`).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,6 +9,8 @@ use std::{
 };
 
 use tokio::time::{Duration, Instant};
+
+use crate::protocol::json;
 
 /// Stderr of one child, in bounded memory.
 pub(crate) struct Stderr {
@@ -23,7 +25,7 @@ pub(crate) struct Stderr {
     /// Lines logged of it.
     own: Window,
     /// Lines logged of all children of its tenant.
-    tenant: Arc<RwLock<Window>>,
+    tenant: Arc<RwLock<TenantLines>>,
     /// Lines dropped since the last logged one.
     suppressed: u64,
 }
@@ -58,13 +60,24 @@ impl Window {
     }
 }
 
+/// Lines logged at present of all children of a tenant.
+#[derive(Default)]
+struct TenantLines {
+    /// Those of stderr.
+    stderr: Window,
+    /// Errors to requests of the gateway itself.
+    errors: Window,
+    /// Such errors that were left out since the last logged one.
+    suppressed: u64,
+}
+
 /// The windows of tenants, as long as they have children.
 #[derive(Default)]
-struct Tenants(RwLock<BTreeMap<String, Weak<RwLock<Window>>>>);
+struct Tenants(RwLock<BTreeMap<String, Weak<RwLock<TenantLines>>>>);
 
 impl Tenants {
-    /// The window of a tenant.
-    fn of(&self, tenant: &str) -> Arc<RwLock<Window>> {
+    /// The windows of a tenant.
+    fn of(&self, tenant: &str) -> Arc<RwLock<TenantLines>> {
         let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(window) = tenants.get(tenant).and_then(Weak::upgrade) {
             return window;
@@ -73,6 +86,17 @@ impl Tenants {
         let window = Arc::default();
         tenants.insert(tenant.to_owned(), Arc::downgrade(&window));
         window
+    }
+}
+
+impl TenantLines {
+    /// Counts an error; if there is room for its line, returns how many were left out before it.
+    fn may_log_error(&mut self) -> Option<u64> {
+        if self.errors.may_log(PER_TENANT_ERRORS) {
+            return Some(std::mem::take(&mut self.suppressed));
+        }
+        self.suppressed += 1;
+        None
     }
 }
 
@@ -187,8 +211,44 @@ impl Stderr {
             return false;
         }
         let mut tenant = self.tenant.write().unwrap_or_else(PoisonError::into_inner);
-        tenant.may_log(PER_TENANT)
+        tenant.stderr.may_log(PER_TENANT)
     }
+}
+
+/// Logs the error of a child to a request of the gateway itself, unless its tenant has had as many as a window takes:
+/// clients cause such requests as often as they like. One to a ping is a sign of life, as good as a result.
+pub(crate) fn log_own_error((tenant, server): (&str, &str), method: &'static str, error: &[u8]) {
+    if method == "ping" {
+        return;
+    }
+    // Before the error is looked at, which may have megabytes.
+    let lines = TENANTS.of(tenant);
+    let mut lines = lines.write().unwrap_or_else(PoisonError::into_inner);
+    let may_log = lines.may_log_error();
+    drop(lines);
+    let Some(suppressed) = may_log else { return };
+    let (code, why) = reason(error);
+    tracing::warn!(
+        tenant.id = tenant,
+        server.name = server,
+        mcp.method.name = method,
+        code,
+        why,
+        suppressed,
+        "the child refused a request of the gateway"
+    );
+}
+
+/// Code and message of an error, the latter fit for one log line; the beginning of a long error, which no worker reads
+/// as a whole outside of a turn.
+fn reason(error: &[u8]) -> (i64, String) {
+    if error.len() > READ_ERROR {
+        return (0, printable(error, MAX_LINE));
+    }
+    let code = json::get(error, "code").and_then(|code| str::from_utf8(code).ok()?.parse().ok());
+    let why = json::get(error, "message").and_then(json::decoded);
+    let why = printable(why.as_deref().unwrap_or_default().as_bytes(), MAX_LINE);
+    (code.unwrap_or(0), why)
 }
 
 /// The beginning of a line as text of at most `most` bytes without control characters, which could act on a terminal or
@@ -222,6 +282,9 @@ static TENANTS: LazyLock<Tenants> = LazyLock::new(Tenants::default);
 /// Logged bytes of a line.
 const MAX_LINE: usize = 1024;
 
+/// The longest error whose members are read; of a longer one the beginning is logged.
+const READ_ERROR: usize = 16 << 10;
+
 /// Bytes of stderr in the line of a child's end.
 const LAST_WORDS: usize = 512;
 
@@ -234,6 +297,9 @@ const PER_WINDOW: u32 = 10;
 /// Logged lines of all children of one tenant per window: 200 KiB a second of what all write at once.
 const PER_TENANT: u32 = 200;
 
+/// Logged errors to requests of the gateway itself, of all children of one tenant per window.
+const PER_TENANT_ERRORS: u32 = 10;
+
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -242,6 +308,20 @@ mod tests {
     use std::io::{Read, Seek};
 
     use super::super::stderr::*;
+
+    /// The lines that are logged meanwhile.
+    fn logged(work: impl FnOnce()) -> Vec<String> {
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(Arc::new(file.try_clone().unwrap()))
+            .finish();
+        tracing::subscriber::with_default(lines, work);
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
 
     #[test]
     fn only_the_newest_bytes_are_kept() {
@@ -288,7 +368,7 @@ mod tests {
         assert_eq!(quiet.suppressed, 0);
         let last = loud.last_mut().unwrap();
         let over = last.own.since.map(|since| since - WINDOW);
-        (last.own.since, last.tenant.write().unwrap().since) = (over, over);
+        (last.own.since, last.tenant.write().unwrap().stderr.since) = (over, over);
         last.take(b"line\n");
         assert_eq!(last.suppressed, 0, "a new window");
         // Those without children are forgotten.
@@ -305,12 +385,7 @@ mod tests {
     /// Of one that crashed in the midst of what it wrote, nothing said that lines are missing.
     #[test]
     fn lines_that_are_left_out_are_told_at_the_end() {
-        let mut file = tempfile::tempfile().unwrap();
-        let lines = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(Arc::new(file.try_clone().unwrap()))
-            .finish();
-        tracing::subscriber::with_default(lines, || {
+        let lines = logged(|| {
             let mut stderr = Stderr::new("whole".into(), 8);
             stderr.take(b"line\n");
             stderr.finish();
@@ -324,15 +399,54 @@ mod tests {
             stderr.finish();
             stderr.finish();
         });
-        let mut text = String::new();
-        file.rewind().unwrap();
-        file.read_to_string(&mut text).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2, "{text}");
-        assert!(lines[0].contains("suppressed=0"), "{text}");
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        assert!(lines[0].contains("suppressed=0"), "{lines:#?}");
         for part in ["its last lines were left out", "\"cut\"", "suppressed=3"] {
-            assert!(lines[1].contains(part), "{part}: {text}");
+            assert!(lines[1].contains(part), "{part}: {lines:#?}");
         }
+    }
+
+    /// Each had a line, however many there were.
+    #[test]
+    fn errors_to_own_requests_are_logged_at_a_rate() {
+        // As long as a tenant has children its lines are counted.
+        let (_busy, _idle) = (TENANTS.of("errors"), TENANTS.of("others"));
+        let refuse = |tenant| {
+            let error = br#"{"code":-32601,"message":"no \u001b[2J"}"#;
+            log_own_error((tenant, "main"), "logging/setLevel", error);
+        };
+        // A window that is over in an hour: a machine may stand still meanwhile.
+        let since = Some(Instant::now() + WINDOW * 3600);
+        TENANTS.of("errors").write().unwrap().errors.since = since;
+        let lines = logged(|| {
+            (0..1000).for_each(|_| refuse("errors"));
+            log_own_error(("others", "main"), "ping", b"{}");
+            refuse("others");
+        });
+        assert_eq!(lines.len(), 11, "{lines:#?}");
+        for part in [
+            "code=-32601",
+            r"no \\u{1b}[2J",
+            "\"others\"",
+            "suppressed=0",
+        ] {
+            assert!(lines[10].contains(part), "{part}: {lines:#?}");
+        }
+        TENANTS.of("errors").write().unwrap().errors.since = None;
+        let lines = logged(|| refuse("errors"));
+        assert!(lines[0].contains("suppressed=990"), "{lines:?}");
+    }
+
+    /// It was decoded, escaped and logged whole.
+    #[test]
+    fn a_long_error_is_cut() {
+        let long = |letters: &str| format!(r#"{{"code":1,"message":"{letters}"}}"#);
+        let (code, why) = reason(long(&"\u{200b}".repeat(READ_ERROR)).as_bytes());
+        assert_eq!(code, 0, "it was read as a whole");
+        assert!(why.starts_with(r#"{"code":1,"message":"\u{200b}"#), "{why}");
+        assert!(why.len() <= MAX_LINE, "{}", why.len());
+        let (code, why) = reason(long(&"\u{200b}".repeat(READ_ERROR / 4)).as_bytes());
+        assert_eq!((code, why), (1, "\\u{200b}".repeat(MAX_LINE / 8)));
     }
 
     #[test]

@@ -138,7 +138,9 @@ impl Child {
         } = started;
         let (restrictions, places) = decided;
         let lease = launcher.sandbox.lease(tenant, places).await?;
-        let request = launcher.request(launch, limits, lease.as_ref(), restrictions)?;
+        let requested = launcher.requested(launch, limits, lease, restrictions);
+        let (made, request, lease) = requested.await?;
+        made.keep();
         let label = format!("{tenant}-{name}");
         guard.removes(request.restrictions.group.clone());
         let mut child = Self {
@@ -322,6 +324,12 @@ impl Child {
         self.take_line()
     }
 
+    /// Discards its output from now on.
+    pub(super) fn discard_output(&mut self) {
+        self.lines.discard();
+        self.ahead.clear();
+    }
+
     /// Its stdout is not read for a while: from then on it is read in small pieces.
     pub(crate) fn slow_down(&mut self) {
         self.lines.slow_down();
@@ -355,8 +363,10 @@ impl Child {
                 "the guard of a child was killed: processes of the child may be left"
             );
         }
-        // It has the files with the secrets, and another look for leftovers may be long in coming.
-        let left = self.private.take_if(|_| was_killed(status));
+        // It has the files with the secrets, and another look for leftovers may be long in coming. A guard without
+        // descriptors has none to remove it by.
+        let is_left = was_killed(status) || is_shortage(status);
+        let left = self.private.take_if(|_| is_left);
         self.guard.clear(left);
         Poll::Ready(status)
     }

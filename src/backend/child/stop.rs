@@ -8,7 +8,7 @@ use std::{future::poll_fn, os::unix::process::ExitStatusExt, process::ExitStatus
 
 use bytes::Bytes;
 use rustix::process::Signal;
-use tokio::time::{Duration, Instant, timeout, timeout_at};
+use tokio::time::{Duration, Instant, sleep_until, timeout, timeout_at};
 
 use super::{
     launcher::Launcher,
@@ -82,10 +82,19 @@ impl Child {
             _ = self.flushed().await;
         }
         self.stdin = None;
+        let (mut began, mut lines) = (Instant::now(), 0);
         loop {
             // Waited for to its end: it may stand in line.
             match self.next().await {
-                ChildEvent::Line(line) => take(line),
+                ChildEvent::Line(line) => {
+                    take(line);
+                    lines += 1;
+                    if lines == WINDOW_LINES {
+                        // Empty ones would keep a worker busy for as long as they come.
+                        sleep_until(began + WINDOW).await;
+                        (began, lines) = (Instant::now(), 0);
+                    }
+                }
                 ChildEvent::Translated | ChildEvent::TooLong | ChildEvent::Closed => {}
                 ChildEvent::Exited(exit) => return exit,
             }
@@ -118,6 +127,7 @@ impl Child {
     pub(crate) async fn ended(&mut self) -> Exit {
         // What is discarded is work for nobody: it stands in no line.
         (self.held, self.translator) = (None, None);
+        self.discard_output();
         loop {
             if let ChildEvent::Exited(exit) = self.next().await {
                 return exit;
@@ -139,6 +149,12 @@ impl Drop for Child {
         self.signal(Signal::TERM);
     }
 }
+
+/// Lines of a child without input that are handled in a window: as many as of a shared one.
+const WINDOW_LINES: u32 = 4000;
+
+/// Length of a window.
+const WINDOW: Duration = Duration::from_millis(100);
 
 /// Time for a guard to react; one that takes longer is stopped or starved.
 const GUARD_ANSWERS: Duration = Duration::from_secs(5);

@@ -27,7 +27,7 @@ use super::{
 use crate::backend::{
     dialect::{Opening, Translator},
     linux::syscalls::landlock,
-    sandbox::Sandbox,
+    sandbox::{Restrictions, Sandbox},
 };
 use crate::base::budget::{Budget, Descriptors, LargeWork};
 use crate::declare::{Confinement, Home, Isolation, Launch, Limits, Profile};
@@ -359,6 +359,73 @@ async fn a_server_that_forks_and_ends_all_the_time_is_ended() {
     }
 }
 
+/// The workers of the runtime made the directories and files of each start.
+#[test]
+fn directories_are_made_off_the_runtime_and_go_with_a_start_that_is_given_up() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // One thread for files, which the test takes.
+    let runtime = runtime.max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let work = tempfile::tempdir().unwrap();
+        let count = || std::fs::read_dir(work.path()).unwrap().count();
+        let (launcher, spec) = (launcher(work.path(), Sandbox::none()), launch("cat"));
+        let requested = || launcher.requested(&spec, &LIMITS, None, Restrictions::default());
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || wait.recv().is_err());
+        let (mut waiting, mut given_up) = (Box::pin(requested()), Box::pin(requested()));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert!((&mut given_up).now_or_never().is_none());
+        assert_eq!(count(), 0);
+        drop(given_up);
+        drop(go);
+        let (made, request, _) = waiting.await.unwrap();
+        assert!(request.private.unwrap().exists());
+        // The thread has done what was before this.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        assert_eq!(count(), 1, "those that nobody waits for are gone");
+        drop(made);
+        assert_eq!(count(), 0);
+        assert!(busy.await.unwrap());
+    });
+}
+
+/// They were those of the next child with its uid, of another tenant, or nobody's.
+#[tokio::test]
+async fn what_a_child_shares_by_ipc_ends_with_it() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(sandbox) = Sandbox::separated(0) else {
+        return;
+    };
+    let work = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(work.path(), Permissions::from_mode(0o755)).unwrap();
+    let mut spec = launch("/bin/sh");
+    spec.args = ["-c", "ipcmk -M 4096 -p 600 -Q -S 1 && cat"]
+        .map(str::to_owned)
+        .into();
+    spec.confinement.profile = Profile::Open;
+    let launcher = launcher(work.path(), sandbox);
+    let label = ("acme", "files");
+    let mut child = Child::spawn(&launcher, label, &spec, &LIMITS)
+        .await
+        .unwrap();
+    let uid = child.private_files().unwrap().uid.unwrap().to_string();
+    let left = || -> Vec<String> {
+        let tables = ["shm", "sem", "msg"].map(|name| format!("/proc/sysvipc/{name}"));
+        let tables = tables.map(|table| std::fs::read_to_string(table).unwrap());
+        let lines = tables.iter().flat_map(|table| table.lines());
+        let own = lines.filter(|line| line.split_ascii_whitespace().any(|field| field == uid));
+        own.map(str::to_owned).collect()
+    };
+    while left().len() < 3 {
+        let event = event(&mut child).await;
+        assert!(matches!(event, ChildEvent::Line(_)), "{event:?}");
+    }
+    child.kill().await;
+    assert_eq!(left(), [""; 0]);
+}
+
 /// Counts the warnings of this thread.
 #[derive(Clone, Default)]
 struct Warnings(Arc<AtomicUsize>);
@@ -684,16 +751,24 @@ async fn that_a_machine_has_no_process_is_told_by_the_guard_alone() {
         assert_eq!(told, (code, signal, false), "{script}");
     }
     let work = tempfile::tempdir().unwrap();
-    let launcher = launcher(work.path(), Sandbox::none());
-    launcher.zygote.starve();
-    let mut spec = launch("cat");
-    // Its guard has no descriptor to remove a directory by.
-    spec.home = Home::Caller;
-    let child = Child::spawn(&launcher, ("acme", "files"), &spec, &LIMITS).await;
-    let exit = ended(&mut child.unwrap()).await;
-    assert!(exit.is_shortage && exit.code.is_none(), "{exit:?}");
-    let tail = String::from_utf8(exit.stderr_tail).unwrap();
-    assert!(tail.starts_with("lockgate: cannot start cat: "), "{tail}");
+    // With one more, its streams have no end to be dropped to.
+    for (descriptors, home) in [(6, Home::Caller), (7, Home::Caller), (6, Home::Private)] {
+        let launcher = launcher(work.path(), Sandbox::none());
+        launcher.zygote.starve_to(descriptors);
+        let mut spec = launch("cat");
+        spec.home = home;
+        let child = Child::spawn(&launcher, ("acme", "files"), &spec, &LIMITS).await;
+        let exit = ended(&mut child.unwrap()).await;
+        assert!(exit.is_shortage && exit.code.is_none(), "{exit:?}");
+        let tail = String::from_utf8(exit.stderr_tail).unwrap();
+        assert!(tail.starts_with("lockgate: cannot start cat: "), "{tail}");
+    }
+    // The last guard had no descriptor to remove the directory by.
+    let begun = Instant::now();
+    while std::fs::read_dir(work.path()).unwrap().count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it stays");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     assert_eq!(warnings.0.load(Ordering::Relaxed), 0, "no guard was killed");
 }
 
@@ -829,6 +904,19 @@ async fn a_child_without_input_keeps_its_place_in_the_line_of_its_tenant() {
     assert!(woken.0.load(Ordering::Relaxed), "it has left the line");
     let exit = timeout(Duration::from_secs(20), running).await.unwrap();
     assert_eq!((exit.code, lines), (Some(0), 100_000));
+}
+
+/// One that printed empty lines without end kept a worker busy.
+#[tokio::test]
+async fn the_lines_of_a_child_without_input_have_a_pace() {
+    let mut prints = launch("sh");
+    prints.args = vec!["-c".into(), "yes '' | head -n 12000".into()];
+    let (mut child, _work) = start_as(&prints).await;
+    let (began, mut lines) = (Instant::now(), 0);
+    let exit = child.run_without_input(|_| lines += 1).await;
+    assert_eq!((exit.code, lines), (Some(0), 12_000));
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(200), "{took:?}");
 }
 
 #[tokio::test]

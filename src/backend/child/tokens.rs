@@ -27,6 +27,7 @@ pub(crate) struct AccessToken {
 }
 
 /// The private directory of a child.
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PrivateFiles {
     /// The directory, which belongs to the child.
     pub(crate) dir: PathBuf,
@@ -110,18 +111,30 @@ impl ChildTokens {
     }
 
     /// Writes a newer token into the files of the child; false if it has the token elsewhere, too, or the
-    /// files cannot be written.
+    /// files cannot be written. For threads that may block.
     pub(super) fn renew(&self, from: &TokenFrom, token: &AccessToken) -> bool {
-        let all = &mut *self.all();
-        let Some(state) = all.by_origin.get_mut(from) else {
-            return true;
+        let (variables, files) = {
+            let all = self.all();
+            let Some(state) = all.by_origin.get(from) else {
+                return true;
+            };
+            let is_new = state.given.is_none_or(|given| given < token.version);
+            let variables = is_new.then(|| state.variables.clone());
+            (variables.unwrap_or_default(), all.files.clone())
         };
-        let is_new = state.given.is_none_or(|given| given < token.version);
-        if is_new && !state.rewrite(all.files.as_ref(), &token.value) {
-            return false;
+        // Without the lock, which the task of all renewals takes: a write may be slow.
+        let is_written = rewrite(&variables, files.as_ref(), &token.value);
+        let all = &mut *self.all();
+        if all.files != files {
+            // Of another process by now. If that was started with an old token it stays due.
+            return true;
         }
-        (state.given, state.look_ms) = (Some(token.version), token.look_ms);
-        true
+        let state = all.by_origin.get_mut(from).filter(|_| is_written);
+        // A process that is about to replace this one may have a newer token.
+        if let Some(state) = state.filter(|state| state.given <= Some(token.version)) {
+            (state.given, state.look_ms) = (Some(token.version), token.look_ms);
+        }
+        is_written
     }
 
     pub(super) fn retry(&self, from: &TokenFrom, at_ms: i64) {
@@ -132,27 +145,30 @@ impl ChildTokens {
 }
 
 impl State {
-    /// Rewrites the token in the files of the child.
-    fn rewrite(&self, files: Option<&PrivateFiles>, value: &Secret) -> bool {
-        let mut forms = self.variables.iter();
-        let files = files.filter(|_| forms.all(|(_, form)| *form == SlotForm::File));
-        let Some(files) = files else {
-            return false;
-        };
-        let mut names = self.variables.iter().map(|(name, _)| name);
-        let written = names.try_for_each(|name| files.rewrite(name, value));
-        if let Err(error) = &written {
-            tracing::info!(%error, "a child cannot get a new access token by its file");
-        }
-        written.is_ok()
-    }
-
     fn is_due(&self, now_ms: i64) -> bool {
         let is_old = self.given.is_some_and(|given| given < self.announced);
         let is_looked_at =
             self.given.is_some() && self.look_ms.is_some_and(|at_ms| at_ms <= now_ms);
         (is_old || is_looked_at) && self.retry_ms <= now_ms
     }
+}
+
+/// Rewrites these variables with a token in the files of the child, if there are some; false if one of them is no file.
+fn rewrite(variables: &[(String, SlotForm)], files: Option<&PrivateFiles>, value: &Secret) -> bool {
+    if variables.is_empty() {
+        return true;
+    }
+    let mut forms = variables.iter();
+    let files = files.filter(|_| forms.all(|(_, form)| *form == SlotForm::File));
+    let Some(files) = files else {
+        return false;
+    };
+    let mut names = variables.iter().map(|(name, _)| name);
+    let written = names.try_for_each(|name| files.rewrite(name, value));
+    if let Err(error) = &written {
+        tracing::info!(%error, "a child cannot get a new access token by its file");
+    }
+    written.is_ok()
 }
 
 impl PrivateFiles {

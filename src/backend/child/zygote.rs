@@ -373,11 +373,16 @@ mod tests {
     impl Zygote {
         /// Leaves its guards no descriptor to start a server by, as on a machine that has none left.
         pub(crate) fn starve(&self) {
+            // Their streams, their signals, the gateway, and the directory or their own process.
+            self.starve_to(6);
+        }
+
+        /// Leaves its guards so many descriptors.
+        pub(crate) fn starve_to(&self, descriptors: u64) {
             self.start();
             let running = self.running.read().unwrap();
             let pid = Pid::from_child(&running.as_ref().unwrap().process);
-            // Their streams, their signals, the gateway, and the directory or their own process.
-            let (current, maximum) = (Some(6), getrlimit(Resource::Nofile).maximum);
+            let (current, maximum) = (Some(descriptors), getrlimit(Resource::Nofile).maximum);
             prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum }).unwrap();
         }
     }

@@ -15,7 +15,7 @@
 //!   restore one in another child
 //! * `listening`: subscriptions of a session at a modern server
 //! * `modern`: stateless servers, for sessions
-//! * `own_requests`: requests of the gateway itself, and errors to them
+//! * `own_requests`: requests of the gateway itself
 //! * `results`: results of a modern server that are given again
 //! * `translated`: results of a translation
 //! * `translator`: between a child and its owner, until it is known that neither needs one
@@ -37,7 +37,7 @@ pub(crate) use self::era::{KnownEra, PROBE, PROBE_WAIT, is_modern, push_probe};
 pub(crate) use self::id_blocks::{IdBlocks, IdLease, OWN_IDS};
 pub(crate) use self::legacy::{Legacy, owe};
 pub(crate) use self::modern::asked_call;
-pub(crate) use self::own_requests::{OwnRequests, log_own_error};
+pub(crate) use self::own_requests::OwnRequests;
 pub(crate) use self::translated::{AskId, CallId, Forwarded, ServerMessage, SessionState};
 pub(crate) use self::translator::{Opening, Translator};
 pub(crate) use self::watched::Watched;

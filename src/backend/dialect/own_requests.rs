@@ -1,12 +1,11 @@
-//! Requests of the gateway itself to a child: those that are not answered, and errors, which no client is
-//! told.
+//! Requests of the gateway itself to a child, and those that are not answered, of which no client is told.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::{BufMut, BytesMut};
 use tokio::time::Instant;
 
-use crate::protocol::{json, jsonrpc::push_cancelled};
+use crate::protocol::jsonrpc::push_cancelled;
 
 /// Requests of the gateway itself that a child has not answered, by id.
 #[derive(Default)]
@@ -75,24 +74,6 @@ impl OwnRequests {
         }
         self.0.values().filter_map(|request| request.until).min()
     }
-}
-
-/// Logs the error of a child to a request of the gateway itself. One to a ping is a sign of life, as
-/// good as a result.
-pub(crate) fn log_own_error((tenant, server): (&str, &str), method: &'static str, error: &[u8]) {
-    if method == "ping" {
-        return;
-    }
-    let code = json::get(error, "code").and_then(|code| str::from_utf8(code).ok()?.parse().ok());
-    let why = json::get(error, "message").and_then(json::decoded);
-    tracing::warn!(
-        tenant.id = tenant,
-        server.name = server,
-        mcp.method.name = method,
-        code = code.unwrap_or(0_i64),
-        why = why.as_deref().unwrap_or_default(),
-        "the child refused a request of the gateway"
-    );
 }
 
 #[cfg(test)]

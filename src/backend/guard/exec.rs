@@ -18,7 +18,7 @@ use rustix::{
 
 use super::protocol::LaunchRequest;
 use crate::backend::{
-    linux::syscalls,
+    linux::{ipc, syscalls},
     sandbox::{Scheduling, domain, seccomp},
 };
 
@@ -51,6 +51,10 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
     }
     if let Some(uid) = restrictions.uid {
         become_user(uid)?;
+    }
+    if restrictions.leaves_ipc() {
+        // The guard of an earlier child with this uid may have been killed.
+        ipc::remove_own();
     }
     if loses_capabilities {
         let none = CapabilitySet::empty();

@@ -3,6 +3,7 @@
 //! Not here: the creation of the namespaces (`supervisor`).
 
 use std::{
+    fs::File,
     io,
     os::fd::{AsFd, OwnedFd},
     time::Duration,
@@ -27,7 +28,7 @@ use crate::backend::{
 };
 
 /// Starts the server, reaps processes, and exits with the server's code. If the machine has no process for it, it writes
-/// to `shortage`: its own code could be the server's.
+/// to `shortage`: its own code could be the server's. `null` takes the place of its streams.
 ///
 /// The kernel then ends every process of the namespaces.
 pub(super) fn run(
@@ -35,6 +36,7 @@ pub(super) fn run(
     user: User,
     guard: &OwnedFd,
     shortage: &OwnedFd,
+    null: &File,
 ) -> io::Result<i32> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -61,7 +63,7 @@ pub(super) fn run(
             return Ok(NOT_STARTED);
         }
     };
-    drop_streams()?;
+    drop_streams(null);
     let mut has_ended = false;
     loop {
         // Processes may end as fast as they are reaped: a signal is heard in between.

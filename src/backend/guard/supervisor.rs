@@ -30,7 +30,7 @@ use crate::backend::{
         poll::{is_readable, wait_for},
         removal,
         syscalls::{
-            CHILD_ENDED, clone, close_all_but_streams, drop_streams, end_by, next_signal,
+            CHILD_ENDED, clone, close_all_but_streams, drop_streams, end_by, next_signal, null,
             read_exact, signals,
         },
     },
@@ -60,17 +60,9 @@ impl LaunchRequest {
 ///
 /// In a process with one thread, whose streams are pipes of the gateway.
 pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
-    close_all_but_streams()?;
-    _ = rustix::thread::set_name(c"lockgate-guard");
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-    let signals = signals()?;
-    let watched = rustix::process::pidfd_open(gateway, PidfdFlags::empty());
-    // In this order: a parent that still has this number is the one that the pidfd holds.
-    if rustix::process::getppid() != Some(gateway) {
+    let Some(ready) = make_ready(gateway).transpose() else {
         return Ok(0);
-    }
-    let watched = watched?;
+    };
     let request = LaunchRequest::receive()?;
     let LaunchRequest {
         private,
@@ -78,10 +70,12 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         ..
     } = &request;
     let (private, group) = (private.clone(), restrictions.group.clone());
-    let uid = restrictions.uid;
+    let (uid, leaves_ipc) = (restrictions.uid, restrictions.leaves_ipc());
     // Locked while this process lives: a gateway removes directories without a lock.
     let _held = private.as_deref().map(hold);
-    let (server, shortage) = match start(&request) {
+    // Whatever fails before the server starts, its private directory goes; afterwards nothing may fail.
+    let started = ready.and_then(|ready| Ok((ready, start(&request)?)));
+    let ((watched, signals), started) = match started {
         Ok(started) => started,
         Err(error) => {
             remove(private.as_deref(), group.as_deref());
@@ -92,9 +86,14 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         }
     };
     drop(request);
+    let Started {
+        server,
+        shortage,
+        null,
+    } = started;
     // The guard must hold no end of the pipes, or an end of file would not get through.
-    drop_streams()?;
-    rustix::process::chdir("/")?;
+    drop_streams(&null);
+    _ = rustix::process::chdir("/");
     let mut tree = Tree {
         server,
         code: None,
@@ -107,12 +106,30 @@ pub(super) fn supervise(gateway: Pid) -> io::Result<i32> {
         let own = rustix::process::getpid();
         _ = rustix::process::kill_process(own, Signal::KILL);
     }
+    if leaves_ipc {
+        tree.remove_ipc();
+    }
     remove(private.as_deref(), group.as_deref());
     // Only what has not become the server yet can write to it.
     if is_readable(&shortage) {
         end_by(NO_PROCESS);
     }
     Ok(tree.code.unwrap_or(128 + libc::SIGKILL))
+}
+
+/// Prepares this process for a server: a descriptor of the gateway, and one of signals; none if the gateway is gone.
+fn make_ready(gateway: Pid) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+    close_all_but_streams()?;
+    _ = rustix::thread::set_name(c"lockgate-guard");
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let signals = signals()?;
+    let watched = rustix::process::pidfd_open(gateway, PidfdFlags::empty());
+    // In this order: a parent that still has this number is the one that the pidfd holds.
+    if rustix::process::getppid() != Some(gateway) {
+        return Ok(None);
+    }
+    Ok(Some((watched?, signals)))
 }
 
 /// Waits for the end of the server, or of the gateway, or for the signal that ends both.
@@ -135,16 +152,26 @@ fn watch(tree: &mut Tree<'_>, gateway: &OwnedFd, signals: &OwnedFd) {
     }
 }
 
-/// Starts the server with stdin, stdout and stderr of this process; returns also what becomes readable if the machine
-/// has no process for it.
+/// A server that was started.
+struct Started {
+    server: Pid,
+    /// Readable if the machine has no process for it.
+    shortage: OwnedFd,
+    /// The file for the streams of this process: on a machine without descriptors none could be opened later, when the
+    /// server runs.
+    null: File,
+}
+
+/// Starts the server with stdin, stdout and stderr of this process.
 ///
 /// A plain clone suffices instead of a second start of this program: this process has one thread,
 /// and the copy has the request.
-fn start(request: &LaunchRequest) -> io::Result<(Pid, OwnedFd)> {
+fn start(request: &LaunchRequest) -> io::Result<Started> {
     let restrictions = &request.restrictions;
     let (own, user) = (rustix::process::getpid(), User::own());
     let guard = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
     let shortage = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let null = null()?;
     if restrictions.has_own_processes() {
         // Not possible inside; outside only for root.
         _ = rustix::thread::set_thread_groups(&[]);
@@ -154,10 +181,14 @@ fn start(request: &LaunchRequest) -> io::Result<(Pid, OwnedFd)> {
         flags(restrictions.namespaces),
         group.as_ref().map(AsFd::as_fd),
     )? {
-        Clone::Parent(server) => Ok((server, shortage)),
+        Clone::Parent(server) => Ok(Started {
+            server,
+            shortage,
+            null,
+        }),
         Clone::Child => {
             let outcome = match restrictions.namespaces {
-                Namespaces::All => init::run(request, user, &guard, &shortage),
+                Namespaces::All => init::run(request, user, &guard, &shortage, &null),
                 Namespaces::Mounts => set_up(restrictions, request.private.as_deref())
                     .and_then(|()| Err(become_server(request, Some(own)))),
                 Namespaces::None => Err(become_server(request, Some(own))),

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::backend::linux::{
-    Clone,
+    Clone, ipc,
     poll::wait_for,
     syscalls::{clone, next_signal},
 };
@@ -100,6 +100,25 @@ impl Tree<'_> {
             }
         }
         false
+    }
+
+    /// Removes the System V objects and message queues of the uid, by a process with it: its owner may. No other process
+    /// has the uid by now.
+    pub(super) fn remove_ipc(&self) {
+        let Some(uid) = self.uid else { return };
+        match clone(0, None) {
+            Ok(Clone::Parent(helper)) => {
+                _ = rustix::process::waitpid(Some(helper), WaitOptions::empty());
+            }
+            Ok(Clone::Child) => {
+                if has_become(uid) {
+                    ipc::remove_own();
+                }
+                std::process::exit(0)
+            }
+            // The next child with the uid does it.
+            Err(_) => {}
+        }
     }
 
     /// Kills every process below, at once, so that none can outrun it by forking; false if that cannot be

@@ -1,5 +1,5 @@
 //! System calls that need unsafe code: clone, exec, signals, descriptors, mounts, Landlock's version, BPF, an
-//! option of sockets, time slices.
+//! option of sockets, time slices, System V objects.
 //!
 //! The only file with unsafe code. Not here: the order of the calls (`guard`).
 
@@ -266,6 +266,36 @@ fn change_filter(
     }
 }
 
+/// A kind of System V objects.
+#[derive(Clone, Copy)]
+pub(crate) enum Ipc {
+    /// Segments of shared memory.
+    Memory,
+    /// Sets of semaphores.
+    Semaphores,
+    /// Message queues.
+    Messages,
+}
+
+/// Removes a System V object; only its owner and its maker may.
+pub(crate) fn remove_ipc(kind: Ipc, id: i32) -> io::Result<()> {
+    let (command, none) = (libc::IPC_RMID, std::ptr::null::<u8>());
+    #[expect(unsafe_code, reason = "rustix has no System V IPC")]
+    // SAFETY: with this command the kernel reads and writes no memory of this process.
+    let done = unsafe {
+        match kind {
+            Ipc::Memory => libc::syscall(libc::SYS_shmctl, id, command, none),
+            Ipc::Semaphores => libc::syscall(libc::SYS_semctl, id, 0, command, none),
+            Ipc::Messages => libc::syscall(libc::SYS_msgctl, id, command, none),
+        }
+    };
+    if done == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Replaces this process by `command`; returns only the error.
 ///
 /// Not `execvp`, which runs a shell for a file that the kernel cannot execute.
@@ -413,20 +443,23 @@ pub(crate) fn close_all_but_streams() -> io::Result<()> {
     }
 }
 
-/// Redirects stdin, stdout and stderr to `/dev/null`.
-pub(crate) fn drop_streams() -> io::Result<()> {
-    let null = File::options().read(true).write(true).open("/dev/null")?;
+/// Opens the file that streams are dropped to.
+pub(crate) fn null() -> io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
+}
+
+/// Redirects stdin, stdout and stderr to this [`null`]. Both ends are open, so that it does not fail.
+pub(crate) fn drop_streams(null: &File) {
     for stream in 0..=2 {
         #[expect(
             unsafe_code,
             reason = "the streams have no owner that rustix could take"
         )]
         // SAFETY: the guard is single-threaded and does not use its streams at this point.
-        if unsafe { libc::dup2(null.as_raw_fd(), stream) } == -1 {
-            return Err(io::Error::last_os_error());
+        unsafe {
+            libc::dup2(null.as_raw_fd(), stream);
         }
     }
-    Ok(())
 }
 
 /// PATH where a child has none.

@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     select,
-    sync::watch,
+    sync::{mpsc, watch},
     task::spawn_blocking,
     time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
@@ -30,7 +30,8 @@ use super::{
 };
 use crate::backend::{
     admission::{
-        Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlots, Verdict, is_shortage, spec,
+        Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots, Verdict,
+        is_shortage, spec,
     },
     child::{Child, Exit, Launcher, Owner, Registry, Seat, TenantMemory, stderr::printable},
 };
@@ -64,6 +65,10 @@ struct Flight {
     /// The tenant whose server began it, by whose limits it runs.
     tenant: String,
     servers: BTreeSet<(String, String)>,
+    /// Tenants in whose lines it stands for a slot.
+    lines: BTreeSet<String>,
+    /// Takes the slot that one of the others had first; closed once it has one.
+    slot: mpsc::Sender<StartSlot>,
 }
 
 /// State of a preparation.
@@ -223,21 +228,47 @@ impl Preparations {
         found.await.ok().flatten()
     }
 
+    /// Waits for a slot in the line of `tenant`, or for the one that another line has `given`.
+    async fn slot(
+        &self,
+        tenant: &str,
+        mut given: mpsc::Receiver<StartSlot>,
+    ) -> Result<StartSlot, Failure> {
+        select! {
+            slot = self.slots.take(tenant) => Ok(slot),
+            Some(slot) = given.recv() => Ok(slot),
+            () = self.stop.cancelled() => Err(Failure::Stopped),
+        }
+    }
+
+    /// Has a preparation of another tenant stand in the line of this one too: the slots of the other may be taken for
+    /// long, and this one waits for the same store.
+    fn stand_in_line(self: &Arc<Self>, tenant: &str, wanted: mpsc::Sender<StartSlot>) {
+        let (preparations, tenant) = (Arc::clone(self), tenant.to_owned());
+        self.tracker.spawn(async move {
+            let slot = select! {
+                slot = preparations.slots.take(&tenant) => slot,
+                () = wanted.closed() => return,
+                () = preparations.stop.cancelled() => return,
+            };
+            // Not wanted if it has another one by now.
+            _ = wanted.try_send(slot);
+        });
+    }
+
     /// Fills a store unless it exists; the second value is true if it existed. Sets the time at which it
     /// `began`, which waits for a slot first.
     async fn make(
         &self,
-        server: &Server,
-        recipe: &Recipe,
+        (server, recipe): (&Server, &Recipe),
         name: &str,
+        given: mpsc::Receiver<StartSlot>,
         began: &mut Instant,
     ) -> Result<(Ready, bool), Failure> {
         if let Some(ready) = self.find(name, recipe).await {
             return Ok((ready, true));
         }
-        let slot = self.slots.take(&server.tenant);
-        let slot = self.stop.run_until_cancelled(slot).await;
-        let _slot = slot.ok_or(Failure::Stopped)?;
+        let _slot = self.slot(&server.tenant, given).await?;
         *began = Instant::now();
         // Another gateway may have filled it meanwhile.
         if let Some(ready) = self.find(name, recipe).await {
@@ -538,6 +569,9 @@ impl Preparations {
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
             if !is_over {
+                if flight.lines.insert(server.tenant.clone()) {
+                    self.stand_in_line(&server.tenant, flight.slot.clone());
+                }
                 return Joined::Flight(flight.outcome.clone());
             }
             servers.clone_from(&flight.servers);
@@ -549,17 +583,20 @@ impl Preparations {
         };
         servers.insert(asker);
         let (settle, outcome) = watch::channel(Outcome::Running);
+        let (slot, given) = mpsc::channel(1);
         let flight = Flight {
             outcome: outcome.clone(),
             subject: recipe.subject().to_owned(),
             tenant: server.tenant.clone(),
             servers,
+            lines: BTreeSet::from([server.tenant.clone()]),
+            slot,
         };
         flights.insert(name.to_owned(), flight);
         let (preparations, server) = (Arc::clone(self), Arc::clone(server));
         let name = name.to_owned();
         self.tracker.spawn(async move {
-            let outcome = preparations.run(&server, &spec, &name).await;
+            let outcome = preparations.run(&server, &spec, &name, given).await;
             // Before the outcome, for those that it makes try again.
             drop(attempt);
             settle.send_replace(outcome);
@@ -568,14 +605,20 @@ impl Preparations {
     }
 
     /// Runs a preparation to its outcome.
-    async fn run(&self, server: &Server, spec: &Spec, name: &str) -> Outcome {
+    async fn run(
+        &self,
+        server: &Server,
+        spec: &Spec,
+        name: &str,
+        given: mpsc::Receiver<StartSlot>,
+    ) -> Outcome {
         let Some(recipe) = &server.recipe else {
             return Outcome::Stopped;
         };
         let (began, subject) = (Instant::now(), recipe.subject());
         // Without the wait for a slot.
         let mut filling = began;
-        let made = self.make(server, recipe, name, &mut filling).await;
+        let made = self.make((server, recipe), name, given, &mut filling).await;
         let seconds = began.elapsed().as_secs_f64();
         match made {
             Ok((ready, was_there)) => {
@@ -698,8 +741,10 @@ const ERRORS: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::super::preparations::*;
-    use crate::backend::starter::tests::{preparations, server, starter};
+    use crate::backend::starter::tests::{preparations, server, server_of, starter};
 
     fn store_name(server: &Server) -> String {
         let recipe = server.recipe.as_ref().unwrap();
@@ -769,6 +814,8 @@ mod tests {
             subject: String::new(),
             tenant: "b".to_owned(),
             servers: BTreeSet::new(),
+            lines: BTreeSet::new(),
+            slot: mpsc::channel(1).0,
         };
         preparations.flights.write().unwrap().insert(name, flight);
         let failing = async {
@@ -787,6 +834,33 @@ mod tests {
         let (prepared, ()) = timeout(Duration::from_secs(20), both).await.unwrap();
         assert!(prepared.is_ok_and(|ready| ready.is_some()));
         assert!(preparations.circuits.failures.of(&server).is_none());
+    }
+
+    /// It waited for the slots of the tenant that had begun it, which others of that one's preparations had.
+    #[tokio::test]
+    async fn a_preparation_stands_in_the_lines_of_all_tenants_that_wait_for_it() {
+        let (starter, _work) = starter(1);
+        let mut preparations = preparations(&starter);
+        let lapse = Lapse {
+            after: LONGEST,
+            tracker: TaskTracker::new(),
+        };
+        Arc::get_mut(&mut preparations).unwrap().slots = StartSlots::new(PARALLEL, lapse);
+        let mut held = Vec::new();
+        while let Some(slot) = preparations.slots.take("b").now_or_never() {
+            held.push(slot);
+        }
+        let [first, own] = ["b", "a"].map(|tenant| server_of(tenant, "prepare: [sh, -c, exit 0]"));
+        assert_eq!(store_name(&first), store_name(&own));
+        let mut waiting = Box::pin(preparations.prepared(&first));
+        while preparations.flights.read().unwrap().is_empty() {
+            assert!((&mut waiting).now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+        let both = async { tokio::join!(preparations.prepared(&own), waiting) };
+        let (prepared, of_first) = timeout(Duration::from_secs(20), both).await.unwrap();
+        assert!(prepared.is_ok_and(|ready| ready.is_some()));
+        assert!(of_first.is_ok_and(|ready| ready.is_some()));
     }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others. Theirs is
@@ -813,6 +887,8 @@ mod tests {
                 subject: String::new(),
                 tenant: "a".to_owned(),
                 servers: BTreeSet::new(),
+                lines: BTreeSet::new(),
+                slot: mpsc::channel(1).0,
             };
             preparations.flights.write().unwrap().insert(name, flight);
         }

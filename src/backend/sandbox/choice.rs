@@ -124,6 +124,10 @@ impl Sandbox {
     /// A sandbox that separates by uids alone, with Landlock of this version, for other tests; none if it cannot.
     #[cfg(test)]
     pub(crate) fn separated(landlock: u32) -> Option<Self> {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        /// Each has uids of its own: all processes with that of a child are killed at its end.
+        static SANDBOXES: AtomicU32 = AtomicU32::new(0);
+
         let kernel = Kernel {
             landlock,
             has_seccomp: false,
@@ -135,7 +139,8 @@ impl Sandbox {
             open_files: u64::MAX,
             cgroup: None,
         };
-        let (first, count) = (4_000_000_100, 100);
+        let (own, count) = (SANDBOXES.fetch_add(1, Ordering::Relaxed), 100);
+        let first = 4_010_000_000 + std::process::id() % 50_000 * 4_000 + own % 40 * count;
         let uids = Some(Uids { first, count });
         let offer = kernel.offer(Some(Separation::Uid), uids).ok()?;
         Self::new(

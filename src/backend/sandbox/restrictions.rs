@@ -114,6 +114,12 @@ impl Restrictions {
         self.uid.is_some() || self.has_own_processes() || self.is_scoped
     }
 
+    /// Whether System V objects and message queues may outlive the child, and belong to the next one with its uid: it
+    /// may make some, in the IPC namespace of all.
+    pub(crate) fn leaves_ipc(&self) -> bool {
+        self.uid.is_some() && self.namespaces == Namespaces::None && !self.is_hardened
+    }
+
     /// Whether it has user and pid namespaces of its own.
     pub(crate) fn has_own_processes(&self) -> bool {
         self.namespaces == Namespaces::All

@@ -37,6 +37,7 @@ fn programs(restrictions: &Restrictions) -> Result<Vec<BpfProgram>, seccompiler:
     } else if restrictions.is_filtered {
         denied.extend(KEYRINGS.iter().map(|&call| (call, Vec::new())));
         denied.push(limits_of_others()?);
+        denied.push(descriptors()?);
     }
     let sockets = sockets(restrictions)?;
     if !sockets.is_empty() {
@@ -114,7 +115,6 @@ fn rule(
 /// Calls denied for some of their arguments.
 fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let new_user = libc::CLONE_NEWUSER.unsigned_abs().into();
-    let lease = libc::F_SETLEASE.unsigned_abs().into();
     Ok(vec![
         (
             libc::SYS_clone,
@@ -134,15 +134,19 @@ fn conditional() -> Result<Vec<(i64, Vec<SeccompRule>)>, seccompiler::BackendErr
                 rule([(1, Is::Eq, TIOCLINUX)])?,
             ],
         ),
-        // It holds up each open of the file for most of a minute, such as that of another server's script.
-        (
-            libc::SYS_fcntl,
-            vec![
-                rule([(1, Is::Eq, lease)])?,
-                rule([(1, Is::Eq, F_SETDELEG)])?,
-            ],
-        ),
+        descriptors()?,
     ])
+}
+
+/// Denies leases, which hold up each open of the file for most of a minute: that of another server's script, or of the
+/// file with a token that the gateway renews. And larger pipes: the kernel counts those of a child's streams among
+/// the gateway's (`fs.pipe-user-pages-soft`), and beyond its bound all later ones are small.
+fn descriptors() -> Result<(i64, Vec<SeccompRule>), seccompiler::BackendError> {
+    let lease: u64 = libc::F_SETLEASE.unsigned_abs().into();
+    let pipe: u64 = libc::F_SETPIPE_SZ.unsigned_abs().into();
+    let calls = [lease, F_SETDELEG, pipe].map(|call| rule([(1, Is::Eq, call)]));
+    let rules: Result<Vec<_>, _> = calls.into_iter().collect();
+    Ok((libc::SYS_fcntl, rules?))
 }
 
 /// Denies limits of other processes: a limit of processor time ends one of the same user, past Landlock.
@@ -407,12 +411,13 @@ mod tests {
 file = os.open(sys.argv[1], os.O_RDWR)
 fcntl.fcntl(file, fcntl.F_GETLEASE)
 fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
-        for is_hardened in [false, true] {
+        for (is_filtered, is_hardened) in [(false, false), (true, false), (false, true)] {
             let file = file.clone();
             // A filter holds for its thread and the processes that this starts.
             let confined = std::thread::spawn(move || {
                 rustix::thread::set_no_new_privs(true).unwrap();
                 let restrictions = Restrictions {
+                    is_filtered,
                     is_hardened,
                     ..Restrictions::default()
                 };
@@ -422,8 +427,29 @@ fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)";
             });
             let output = confined.join().unwrap();
             let errors = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.success(), !is_hardened, "{errors}");
-            assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_hardened);
+            let is_denied = is_filtered || is_hardened;
+            assert_eq!(output.status.success(), !is_denied, "{errors}");
+            assert_eq!(errors.contains("PermissionError: [Errno 1]"), is_denied);
+        }
+    }
+
+    /// Some twenty children with three pipes of 1 MiB each left all others pipes of 8 KiB.
+    #[test]
+    fn no_pipe_is_enlarged() {
+        for (is_filtered, is_hardened) in [(false, false), (true, false), (false, true)] {
+            let confined = std::thread::spawn(move || {
+                let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+                rustix::thread::set_no_new_privs(true).unwrap();
+                let restrictions = Restrictions {
+                    is_filtered,
+                    is_hardened,
+                    ..Restrictions::default()
+                };
+                apply(&restrictions).unwrap();
+                rustix::pipe::fcntl_getpipe_size(&pipe).unwrap();
+                rustix::pipe::fcntl_setpipe_size(&pipe, 32 << 10).is_err()
+            });
+            assert_eq!(confined.join().unwrap(), is_filtered || is_hardened);
         }
     }
 

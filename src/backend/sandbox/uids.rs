@@ -14,6 +14,7 @@ use std::{
 };
 
 use tokio::{task::spawn_blocking, time::Instant};
+use uuid::Uuid;
 
 use crate::{backend::linux::removal, base::budget::Turns, config::Uids};
 
@@ -27,7 +28,8 @@ pub(crate) struct Pool {
     dropped: Box<[AtomicU64]>,
     /// A bit for each uid that a child had, of this gateway or of one before it.
     used: Box<[AtomicU64]>,
-    /// Start of the next search: uids are reused as late as possible.
+    /// Start of the next search: uids are reused as late as possible. The first one is anywhere, or the first children
+    /// of a gateway would have the uids of the first ones of the gateway before it.
     next: AtomicU32,
     /// Turns to lease a uid.
     turns: Turns,
@@ -59,7 +61,7 @@ impl Pool {
             taken: words().collect(),
             dropped: words().collect(),
             used,
-            next: AtomicU32::new(0),
+            next: AtomicU32::new(Uuid::new_v4().as_fields().0 % range.count.max(1)),
             turns: Turns::new(TURNS),
         }
     }
@@ -264,12 +266,23 @@ mod tests {
             first: 4_000_000_000,
             count: 3,
         }));
+        pool.next.store(0, Ordering::Relaxed);
         let leases: Vec<UidLease> = std::iter::from_fn(|| pool.take()).take(3).collect();
         let uids: Vec<u32> = leases.iter().map(|lease| lease.uid).collect();
         assert_eq!(uids, [4_000_000_000, 4_000_000_001, 4_000_000_002]);
         let mut leases = leases.into_iter();
         leases.next().unwrap().end();
         assert_eq!(pool.take().unwrap().uid, 4_000_000_000);
+    }
+
+    /// The first child of each gateway had the uid of the first one of the gateway before it.
+    #[test]
+    fn gateways_begin_with_different_uids() {
+        let (first, count) = (4_000_000_000, 60_000);
+        let pools = (0..5).map(|_| Arc::new(Pool::new(Uids { first, count })));
+        let firsts: std::collections::BTreeSet<u32> =
+            pools.map(|pool| pool.take().unwrap().uid).collect();
+        assert!(firsts.len() > 1, "{firsts:?}");
     }
 
     /// The runtime's workers would wait for the files of every child before it.
@@ -394,6 +407,7 @@ mod tests {
             let leased = scope.spawn(|| {
                 without(CapabilitySet::FOWNER | CapabilitySet::CHOWN);
                 let pool = Arc::new(Pool::new(Uids { first, count: 2 }));
+                pool.next.store(0, Ordering::Relaxed);
                 let lease = pool.take_clean(&[place.path()]).unwrap();
                 assert_eq!(lease.uid, first + 1, "the other cannot be cleaned");
                 pool.take_clean(&[place.path()]).unwrap_err().kind()

@@ -28,8 +28,11 @@ use super::{
 };
 use crate::backend::{
     Occasion, Place, Pool, Refused, Stage, Started,
-    child::{Child, ChildEvent, Exit as ChildExit, Owner, Restart, stderr::last_words},
-    dialect::{IdBlocks, log_own_error},
+    child::{
+        Child, ChildEvent, Exit as ChildExit, Owner, Restart,
+        stderr::{last_words, log_own_error},
+    },
+    dialect::IdBlocks,
 };
 use crate::{
     base::budget::{Drawn, LARGE_STEP, LargeWork},

@@ -15,8 +15,11 @@ use crate::{
     auth::{Listed, policy},
     backend::{
         NO_ANSWER,
-        child::{ChildEvent, stderr::last_words},
-        dialect::{AskId, CallId, Legacy, ServerMessage, log_own_error},
+        child::{
+            ChildEvent,
+            stderr::{last_words, log_own_error},
+        },
+        dialect::{AskId, CallId, Legacy, ServerMessage},
         shared::{mailbox, routing},
     },
     declare::{Policy, Server},

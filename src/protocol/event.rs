@@ -179,8 +179,10 @@ pub(crate) fn push_endpoint(out: &mut BytesMut, uri: &str, id: &str) {
     out.put_slice(b"\n\n");
 }
 
-/// A comment for idle connections; it carries no id.
-pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+/// A comment for idle connections; it carries no id. A comment is a line (HTML standard, section 9.2.5), and this one has
+/// no empty line behind it: the Java SDK asks its HTTP client for one line more for each that it reads, but for an empty
+/// one, for which the end of an event does. After some hundred that ended none it read no more.
+pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n";
 
 #[cfg(test)]
 mod tests {

@@ -644,6 +644,13 @@ impl Streams {
         self.open.get(&LISTENER_STREAM)?.detached
     }
 
+    /// Whether the listener had a connection at this owner, and has been without one for this long: its client has lost
+    /// it, or has given it up.
+    pub(crate) fn is_listener_abandoned(&self, after: Duration) -> bool {
+        let listener = self.open.get(&LISTENER_STREAM);
+        listener.is_some_and(|listener| listener.is_abandoned(after))
+    }
+
     /// The pulse of the session; every reader holds a reference to it.
     pub(crate) fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
@@ -1286,6 +1293,19 @@ mod tests {
 
     /// A time within which what is there is read.
     const MOMENT: Duration = Duration::from_millis(100);
+
+    #[tokio::test]
+    async fn a_listener_is_abandoned_a_while_behind_its_last_connection() {
+        let mut streams = streams_in(memory());
+        let (at_once, later) = (Duration::ZERO, Duration::from_secs(600));
+        assert!(!streams.is_listener_abandoned(at_once), "it had none");
+        let reader = streams.attach(None).await.unwrap().unwrap();
+        assert!(!streams.is_listener_abandoned(at_once));
+        drop(reader);
+        streams.sweep(Instant::now());
+        assert!(streams.is_listener_abandoned(at_once));
+        assert!(!streams.is_listener_abandoned(later));
+    }
 
     /// A thousand connections that were written to without end went before the requests of other tenants.
     #[tokio::test]

@@ -295,7 +295,14 @@ impl Streams {
         attachment: Arc<Attachment>,
     ) -> Reader {
         let log = self.log.clone();
+        let of_owner = self.writes.fence().0.wrapping_mul(257);
+        let number = of_owner.wrapping_add(attachment.number.into());
         let mut reader = Reader::new(log, stream, seq, tail, attachment, self.revision);
+        if stream == LISTENER_STREAM && self.has_ids() {
+            // The Go SDK takes a listener without a new id for one without progress. It ends the session behind the
+            // sixth, also if each was open for days. Streams of calls are replayed byte by byte.
+            reader.set_number(u16::try_from(number % (1 << 16)).unwrap_or_default());
+        }
         if self.has_many_listeners {
             reader.share();
         }

@@ -613,6 +613,28 @@ async fn a_client_with_the_id_of_an_ended_call_gets_its_lost_listener_back() {
     assert_eq!(all.0, second, "it is the same stream");
 }
 
+/// The Go SDK ends a session whose listener began six times with the same id, in however many days.
+#[tokio::test]
+async fn each_connection_to_a_listener_begins_with_an_id_of_its_own() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let (mut listener, mut ids) = (session.listen().await, Vec::new());
+    for _ in 0..8 {
+        let id = listener.next().await.unwrap().id.unwrap();
+        assert!(!ids.contains(&id), "{id} came again");
+        listener = session.resume(&id).await;
+        ids.push(id);
+    }
+    announce(&session, "end").await;
+    let (_, message) = listener.message().await.unwrap();
+    assert_eq!(message["method"], "notifications/end");
+    // Each of them is the same position.
+    for id in [&ids[0], &ids[7]] {
+        let (_, again) = session.resume(id).await.message().await.unwrap();
+        assert_eq!(again, message);
+    }
+}
+
 #[tokio::test]
 async fn the_same_cursor_gives_the_same_replay() {
     let gateway = Gateway::start(&[]).await;

@@ -7,12 +7,16 @@ pub type Input<'a> = ([u8; 32], u32, u32, u64, u8, u8, &'a str, &'a [u8]);
 pub fn run(input: Input<'_>) {
     let (secret, stream, epoch, seq, at, byte, session, text) = input;
     let key = EventKey::new(&secret);
-    // A text that is accepted is the one text of its cursor.
+    // A text that is accepted is one of the texts of its cursor.
+    let connection = u16::from_be_bytes([at, byte]);
     if let Some(cursor) = key.decode(session, text) {
-        assert_eq!(key.encode(session, cursor).as_bytes(), text);
+        let is_text = |number: u16| key.encode_for(session, cursor, number).as_bytes() == text;
+        assert!((0..=u16::MAX).any(is_text));
     }
+    let seq = seq % (1 << 48);
     let cursor = Cursor { stream, epoch, seq };
-    let id = key.encode(session, cursor);
+    assert_eq!(key.encode(session, cursor), key.encode_for(session, cursor, 0));
+    let id = key.encode_for(session, cursor, connection);
     assert_eq!(id.len(), 32);
     assert!(id.bytes().all(|byte| byte.is_ascii_graphic()));
     assert_eq!(key.decode(session, id.as_bytes()), Some(cursor));

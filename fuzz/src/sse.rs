@@ -96,10 +96,7 @@ fn encoded(record: &[u8]) -> (Vec<u8>, Option<Event>) {
 fn decoded(stream: &[u8]) -> Vec<Event> {
     let text = std::str::from_utf8(stream).expect("a stream is UTF-8");
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
-    assert!(
-        text.is_empty() || text.ends_with("\n\n"),
-        "whole events only"
-    );
+    assert!(is_whole(text.as_bytes()), "whole events only");
     let blocks = text.split_terminator("\n\n");
     let read = |block: &str| {
         let mut event = Event::default();
@@ -133,14 +130,20 @@ fn cut(whole: &[u8], cuts: u8, mut feed: impl FnMut(&[u8]) -> Vec<u8>) -> Vec<u8
         let at = (1 + usize::try_from(state >> 27).unwrap()).min(rest.len());
         let (part, more) = rest.split_at(at);
         let got = feed(part);
-        assert!(
-            got.is_empty() || got.ends_with(b"\n\n"),
-            "an event in parts"
-        );
+        assert!(is_whole(&got), "an event in parts");
         out.extend(got);
         rest = more;
     }
     out
+}
+
+/// Whether bytes end behind an event or a line of comment.
+fn is_whole(bytes: &[u8]) -> bool {
+    let Some(lines) = bytes.strip_suffix(b"\n") else {
+        return bytes.is_empty();
+    };
+    let last = lines.rsplit(|byte| *byte == b'\n').next();
+    last.is_none_or(|line| line.is_empty() || line.starts_with(b":"))
 }
 
 /// Whatever another replica sends: whole events come out, in order, and nothing else.

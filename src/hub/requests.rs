@@ -18,8 +18,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     core::{
-        Attach, COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions, Stores,
-        ToolDigests, Transport, check_initialize, secret_source, sweep,
+        Attach, AttachAt, COMMANDS, Command, Core, Delivery, Handle, SessionStores, Sessions,
+        Stores, ToolDigests, Transport, check_initialize, secret_source, sweep,
     },
     limits::{CallSeats, Limits, MemoryBudgets, Seats},
     ownership::{Claims, STORE_AWAY, Unresponsive, is_of, places},
@@ -306,7 +306,8 @@ impl Hub {
     ///
     /// `NoSession` for a session that has ended.
     pub(crate) async fn read(&self, handle: &Handle) -> Result<Reader, Error> {
-        attach(handle, None).await?.ok_or(Error::NoSession)
+        let attached = attach(handle, AttachAt::Listener).await?;
+        attached.ok_or(Error::NoSession)
     }
 
     /// Begins a session whose only stream is its listener (HTTP+SSE of 2024-11-05).
@@ -317,7 +318,7 @@ impl Hub {
     pub(crate) async fn connect(&self, access: &Access) -> Result<(SessionId, Reader), Error> {
         let seats = self.0.limits.stream(access).await?;
         let (id, handle) = self.begin(access, Transport::Sse2024).await?;
-        let reader = match attach(&handle, None).await {
+        let reader = match attach(&handle, AttachAt::Listener).await {
             // The store could not be told of it. Clients take a 404 here for the end.
             Err(Error::NoSession) if !self.0.owner.is_alone() => {
                 self.0.renewed(access)?;
@@ -447,7 +448,8 @@ impl Hub {
         let decode = |text| self.0.key.decode(id, text).ok_or(Error::NoCursor);
         let cursor: Option<Cursor> = last_event_id.map(decode).transpose()?;
         let seats = self.0.limits.stream(access).await?;
-        let mut reader = match attach(&handle, cursor).await {
+        let at = cursor.map_or(AttachAt::Listener, AttachAt::Event);
+        let mut reader = match attach(&handle, at).await {
             Err(Error::NoSession) => return Err(self.gone(access, id).await),
             attached => {
                 if cursor.is_some() {
@@ -455,6 +457,30 @@ impl Hub {
                 }
                 attached?
             }
+        };
+        if let Some(reader) = &mut reader {
+            reader.hold(seats);
+        }
+        Ok(reader)
+    }
+
+    /// Attaches a connection that is at the end of a stream that has ended to the session's listener, if that has been
+    /// abandoned: its client keeps one event id for all of its streams.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Hub::attach`]; `Ok(None)` where the listener has not been abandoned.
+    pub(crate) async fn attach_to_abandoned(
+        &self,
+        access: &Access,
+        transport: Transport,
+        id: &str,
+    ) -> Result<Option<Reader>, Error> {
+        let handle = self.here(access, transport, id).await?;
+        let seats = self.0.limits.stream(access).await?;
+        let mut reader = match attach(&handle, AttachAt::AbandonedListener).await {
+            Err(Error::NoSession) => return Err(self.gone(access, id).await),
+            attached => attached?,
         };
         if let Some(reader) = &mut reader {
             reader.hold(seats);
@@ -559,9 +585,9 @@ fn resumed<T>(result: &Result<Option<T>, Error>) -> Resumed {
     }
 }
 
-async fn attach(handle: &Handle, cursor: Option<Cursor>) -> Result<Option<Reader>, Error> {
+async fn attach(handle: &Handle, at: AttachAt) -> Result<Option<Reader>, Error> {
     let (reply, answer) = oneshot::channel();
-    let attach = Box::new(Attach { cursor, reply });
+    let attach = Box::new(Attach { at, reply });
     let sent = handle.commands.send(Command::Attach(attach)).await;
     sent.map_err(|_| Error::NoSession)?;
     answer.await.unwrap_or(Err(Error::NoSession))

@@ -23,7 +23,7 @@ pub(crate) struct Cursor {
     pub(crate) stream: StreamId,
     /// The epoch of the log that the number belongs to.
     pub(crate) epoch: u32,
-    /// The number of events before this position.
+    /// The number of events before this position; less than 2^48, which no stream comes near.
     pub(crate) seq: u64,
 }
 
@@ -33,6 +33,8 @@ pub(crate) struct EventKey(Arc<[hmac::Key]>);
 
 /// The bytes of a cursor.
 const CURSOR: usize = 16;
+/// Where the bytes of its `seq` begin that are not always 0; the others have the number of a connection.
+const SEQ: usize = 10;
 /// The bytes of its MAC.
 const MAC: usize = 8;
 /// The characters of a MAC in Base64.
@@ -62,10 +64,16 @@ impl EventKey {
 
     /// The id of `cursor` in `session`: 32 characters of the URL-safe Base64 alphabet.
     pub(crate) fn encode(&self, session: &str, cursor: Cursor) -> String {
+        self.encode_for(session, cursor, 0)
+    }
+
+    /// The id of `cursor` in `session` for one connection: another text of the same position for each number.
+    pub(crate) fn encode_for(&self, session: &str, cursor: Cursor, connection: u16) -> String {
         let mut id = [0; CURSOR + MAC];
         id[..4].copy_from_slice(&cursor.stream.to_be_bytes());
         id[4..8].copy_from_slice(&cursor.epoch.to_be_bytes());
         id[8..CURSOR].copy_from_slice(&cursor.seq.to_be_bytes());
+        id[8..SEQ].copy_from_slice(&connection.to_be_bytes());
         let mac = self.0.first().map(|key| mac(key, session, &id[..CURSOR]));
         let mac = mac.unwrap_or_default();
         id[CURSOR..].copy_from_slice(&mac);
@@ -85,7 +93,7 @@ impl EventKey {
         Some(Cursor {
             stream: u32::try_from(number(0..4)).ok()?,
             epoch: u32::try_from(number(4..8)).ok()?,
-            seq: number(8..16),
+            seq: number(SEQ..CURSOR),
         })
     }
 
@@ -179,8 +187,10 @@ pub(crate) fn push_endpoint(out: &mut BytesMut, uri: &str, id: &str) {
     out.put_slice(b"\n\n");
 }
 
-/// A comment for idle connections; it carries no id.
-pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+/// A comment for idle connections; it carries no id. A comment is a line (HTML standard, section 9.2.5), and this one has
+/// no empty line behind it: the Java SDK asks its HTTP client for one line more for each that it reads, but for an empty
+/// one, for which the end of an event does. After some hundred that ended none it read no more.
+pub(crate) const KEEP_ALIVE: &[u8] = b": keep-alive\n";
 
 #[cfg(test)]
 mod tests {
@@ -211,12 +221,16 @@ mod tests {
         }
 
         #[test]
-        fn a_cursor_comes_back_from_its_id(stream: u32, epoch: u32, seq: u64) {
+        fn a_cursor_comes_back_from_its_id(
+            stream: u32, epoch: u32, seq in 0..1_u64 << 48, connection: u16, other: u16,
+        ) {
             let key = EventKey::new(&[7; 32]);
             let cursor = Cursor { stream, epoch, seq };
-            let id = key.encode("session", cursor);
+            let id = key.encode_for("session", cursor, connection);
             prop_assert_eq!(id.len(), 32);
             prop_assert_eq!(key.decode("session", id.as_bytes()), Some(cursor));
+            let elsewhere = key.encode_for("session", cursor, other);
+            prop_assert_eq!(elsewhere == id, connection == other);
             prop_assert_eq!(key.decode("another", id.as_bytes()), None);
             let both = EventKey::of([&[8; 32], &[7; 32]]);
             prop_assert_eq!(both.decode("session", id.as_bytes()), Some(cursor));
@@ -226,7 +240,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_id_is_worth_nothing(seq: u64, at in 0_usize..32, to in "[A-Za-z0-9_-]") {
+        fn a_changed_id_is_worth_nothing(seq in 0..1_u64 << 48, at in 0_usize..32, to in "[A-Za-z0-9_-]") {
             let key = EventKey::new(&[7; 32]);
             let id = key.encode("session", Cursor { stream: 1, epoch: 1, seq });
             let mut changed = id.clone().into_bytes();

@@ -17,7 +17,11 @@ use crate::http::{
     admission::{Admitted, Front, body, headers, not_allowed, post_alone},
     peers::Hop,
     replicas::forward,
-    reply::{McpRefusal, StreamOptions, event_stream, header_name::STREAM_BEGIN, json, page},
+    reply::{
+        McpRefusal, StreamOptions, event_stream,
+        header_name::{REST_OF_CALL, STREAM_BEGIN},
+        json, page,
+    },
 };
 use crate::{
     auth::Access,
@@ -273,11 +277,16 @@ async fn listen(
     headers::check_version(headers, access)?;
     let id = headers::session_id(headers)?;
     let cursor = headers::single(headers, LAST_EVENT_ID)?.map(str::as_bytes);
-    match front
-        .hub
-        .attach(access, Transport::Streamable, id, cursor)
-        .await?
-    {
+    let (hub, transport) = (&front.hub, Transport::Streamable);
+    let attached = match hub.attach(access, transport, id, cursor).await? {
+        // The Swift and the Kotlin SDK keep one id for all of their streams, and ask for their listener by that of a call
+        // that has ended. The rest of a call whose owner another replica has lost is no listener.
+        None if !headers.contains_key(REST_OF_CALL) => {
+            hub.attach_to_abandoned(access, transport, id).await?
+        }
+        attached => attached,
+    };
+    match attached {
         Some(reading) => {
             let takes_retry = headers::takes_retry(headers);
             // Revisions without a priming event name no id before the first event.

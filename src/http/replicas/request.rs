@@ -20,7 +20,7 @@ use crate::http::{
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
-        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, TENANT_HOST, TRACEPARENT},
+        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, REST_OF_CALL, TENANT_HOST, TRACEPARENT},
         refusal::refusal,
     },
 };
@@ -283,6 +283,9 @@ impl ForwardedRequest {
         if let Ok(cursor) = HeaderValue::try_from(cursor) {
             headers.insert(LAST_EVENT_ID, cursor);
         }
+        if self.method != Method::GET {
+            headers.insert(REST_OF_CALL, HeaderValue::from_static("1"));
+        }
         Self {
             method: Method::GET,
             target: self.target.clone(),
@@ -422,6 +425,18 @@ mod tests {
         assert_eq!(resume.headers.len(), expected.len());
         for (name, value) in expected {
             assert_eq!(resume.headers[name], value);
+        }
+    }
+
+    /// At the end of one its client would have got the listener, if that had been abandoned.
+    #[test]
+    fn the_rest_of_a_call_is_marked() {
+        for (method, is_marked) in [(Method::POST, true), (Method::GET, false)] {
+            let request = Request::builder().method(method).uri("/t/a/b/mcp");
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            let resume = ForwardedRequest::of(&parts, Bytes::new()).resume(Some("m1"));
+            assert_eq!(resume.method, Method::GET);
+            assert_eq!(resume.headers.contains_key(REST_OF_CALL), is_marked);
         }
     }
 

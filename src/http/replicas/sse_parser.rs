@@ -1,8 +1,9 @@
 //! Parser that splits the byte stream of another replica into whole server-sent events.
 //!
 //! A connection can break in the middle of an event, and the next source sends that event again from
-//! its beginning. Only whole events are passed on for that reason. The parser does no IO and finds
-//! only the ends and the ids of events, in the form that `protocol::event` writes.
+//! its beginning. Only whole events are passed on for that reason, and whole lines of comment between
+//! them. The parser does no IO and finds only the ends and the ids of events, in the form that
+//! `protocol::event` writes.
 
 use std::mem::replace;
 
@@ -30,20 +31,23 @@ impl SseParser {
         }
     }
 
-    /// Takes the next bytes and returns the events that they complete.
+    /// Takes the next bytes and returns the events that they complete, and the comments before, between and behind
+    /// these.
     pub(crate) fn push(&mut self, data: Bytes) -> Bytes {
-        let mut whole = if self.rest.is_empty() && data.ends_with(END) {
+        let is_whole = data.ends_with(END) || comments(&data) == data.len();
+        let mut whole = if self.rest.is_empty() && is_whole {
             // Owners write whole events, so the usual case copies nothing.
             data
         } else {
             self.rest.extend_from_slice(&data);
             let from = self.searched.saturating_sub(END.len() - 1);
             let found = memchr::memmem::rfind(&self.rest[from..], END);
-            let Some(at) = found else {
+            let events = found.map_or(0, |at| from + at + END.len());
+            let end = events + comments(&self.rest[events..]);
+            if end == 0 {
                 self.searched = self.rest.len();
                 return Bytes::new();
-            };
-            let end = from + at + END.len();
+            }
             // Copied: it would keep the buffer of the events before it, however long they were.
             let rest = BytesMut::from(&self.rest[end..]);
             let mut whole = replace(&mut self.rest, rest);
@@ -56,11 +60,14 @@ impl SseParser {
                 whole.freeze()
             }
         };
-        if self.is_resumed && !whole.is_empty() {
-            self.is_resumed = false;
-            let end = memchr::memmem::find(&whole, END).map_or(0, |at| at + END.len());
-            if is_preamble(&whole[..end]) {
-                self.record_last_id(&whole.split_to(end));
+        if self.is_resumed {
+            let begin = comments(&whole);
+            if let Some(at) = memchr::memmem::find(&whole[begin..], END) {
+                self.is_resumed = false;
+                let end = begin + at + END.len();
+                if is_preamble(&whole[begin..end]) {
+                    self.record_last_id(&whole.split_to(end));
+                }
             }
         }
         self.record_last_id(&whole);
@@ -110,6 +117,18 @@ fn is_preamble(event: &[u8]) -> bool {
         || (event.starts_with(b"id: ") && lines.any(|line| matches!(line, b"data: " | b"data:")))
 }
 
+/// Returns the length of the whole lines of comment at the beginning of `bytes`, where an event may begin.
+fn comments(bytes: &[u8]) -> usize {
+    let mut length = 0;
+    while bytes[length..].starts_with(b":") {
+        let Some(end) = memchr::memchr(b'\n', &bytes[length..]) else {
+            break;
+        };
+        length += end + 1;
+    }
+    length
+}
+
 /// End of an event.
 const END: &[u8] = b"\n\n";
 
@@ -147,13 +166,17 @@ mod tests {
             for cut in cuts {
                 let cut = cut.min(end);
                 let whole = parser.push(Bytes::copy_from_slice(&all[from..cut]));
-                prop_assert!(whole.is_empty() || whole.ends_with(END));
+                let is_comment = whole.ends_with(KEEP_ALIVE);
+                prop_assert!(whole.is_empty() || whole.ends_with(END) || is_comment);
                 got.extend_from_slice(&whole);
                 from = cut;
             }
             prop_assert!(all.starts_with(&got));
-            // All whole events were returned, and the last id is known.
-            let whole = memchr::memmem::rfind(&all[..end], END).map_or(0, |at| at + 2);
+            // All whole events and the comment were returned, and the last id is known.
+            let last = |what: &[u8]| {
+                memchr::memmem::rfind(&all[..end], what).map_or(0, |at| at + what.len())
+            };
+            let whole = last(END).max(last(KEEP_ALIVE));
             prop_assert_eq!(got.len(), whole);
             let id = if got.len() == all.len() { Some("m2") } else if got.len() > 27 { Some("m1") }
                 else if got.is_empty() { None } else { Some("p0") };
@@ -203,6 +226,34 @@ mod tests {
         let mut out = BytesMut::new();
         push_message(&mut out, "m2", b"{}");
         out
+    }
+
+    /// They have no empty line. They waited for the next event, and the client heard nothing.
+    #[test]
+    fn comments_do_not_wait_for_an_event() {
+        let mut parser = SseParser::default();
+        let mut push = |text: &str| (parser.push(text.to_owned().into()), parser.kept());
+        for _ in 0..3 {
+            let (whole, kept) = push(": keep-alive\n");
+            assert_eq!((&*whole, kept), (KEEP_ALIVE, 0));
+        }
+        assert_eq!(push(": keep-"), (Bytes::new(), 7));
+        let (whole, kept) = push("alive\nda");
+        assert_eq!((&*whole, kept), (KEEP_ALIVE, 2));
+        let (whole, kept) = push("ta: x\n\n: a\n: b\n: c");
+        assert_eq!((&*whole, kept), (&b"data: x\n\n: a\n: b\n"[..], 3));
+    }
+
+    #[test]
+    fn a_comment_is_no_preamble() {
+        let mut parser = SseParser::default();
+        parser.resume();
+        assert_eq!(parser.push(Bytes::from_static(KEEP_ALIVE)), KEEP_ALIVE);
+        let mut begins = BytesMut::new();
+        push_priming(&mut begins, "p1", None);
+        push_message(&mut begins, "m2", b"{}");
+        assert_eq!(parser.push(begins.freeze()), message());
+        assert_eq!(parser.last_id(), Some("m2"));
     }
 
     #[test]

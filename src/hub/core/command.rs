@@ -48,10 +48,21 @@ pub(crate) enum ChildUse {
 
 /// A connection to attach to a stream.
 pub(crate) struct Attach {
-    /// The event to read behind; the listener without one.
-    pub(crate) cursor: Option<Cursor>,
+    /// Where it reads.
+    pub(crate) at: AttachAt,
     /// Receives the reader of the connection.
     pub(crate) reply: oneshot::Sender<Result<Option<Reader>, Error>>,
+}
+
+/// Where a connection reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttachAt {
+    /// The listener.
+    Listener,
+    /// The listener, if it had a connection and has been without one for longer than clients take to connect again.
+    AbandonedListener,
+    /// The stream of an event, behind it.
+    Event(Cursor),
 }
 
 /// A body of the client and the receiver of its answer.

@@ -23,7 +23,7 @@ mod tool_digests;
 
 pub(crate) use self::access::{AccessChange, owner_of};
 pub(crate) use self::command::{
-    Attach, COMMANDS, ChildUse, Command, Delivery, Transport, check_initialize,
+    Attach, AttachAt, COMMANDS, ChildUse, Command, Delivery, Transport, check_initialize,
 };
 pub(crate) use self::secrets::secret_source;
 pub(crate) use self::sessions::{Handle, Sessions};

@@ -29,8 +29,8 @@ use crate::{
     hub::{
         call::{CallError, Calls, Pings},
         core::{
-            AccessChange, Attach, Command, Core, Handle, SessionStores, Signal, Signals, Transport,
-            or_never, owner_of,
+            AccessChange, Attach, AttachAt, Command, Core, Handle, SessionStores, Signal, Signals,
+            Transport, or_never, owner_of,
         },
         limits::SessionPlace,
         stream::{SessionLog, StreamLimits, Streams},
@@ -367,10 +367,16 @@ impl Session {
         }
     }
 
-    async fn attach(&mut self, Attach { cursor, reply }: Attach) {
+    async fn attach(&mut self, Attach { at, reply }: Attach) {
         // The log may take its time, and the child gets what was sent before.
         self.link.try_flush();
-        let attached = self.streams.attach(cursor).await;
+        // The clients that have an id for each stream are back before, and name the last event of the listener.
+        let away = self.core.config.stream.retry.saturating_mul(4);
+        let attached = match at {
+            AttachAt::AbandonedListener if !self.streams.is_listener_abandoned(away) => Ok(None),
+            AttachAt::Listener | AttachAt::AbandonedListener => self.streams.attach(None).await,
+            AttachAt::Event(cursor) => self.streams.attach(Some(cursor)).await,
+        };
         if matches!(attached, Err(Error::Limit { .. })) {
             self.core.metrics.limited.add(SESSION_STREAMS);
         }

@@ -181,6 +181,12 @@ impl Stream {
         }
     }
 
+    /// Whether it had a connection, and has been without one for this long.
+    pub(super) fn is_abandoned(&self, after: Duration) -> bool {
+        let is_left = |since: Instant| since.elapsed() >= after;
+        self.last_attachment > 0 && self.detached.is_some_and(is_left)
+    }
+
     /// Whether the attached connection is so far behind that retention may overtake it: half of what the limits
     /// allow, or by more than the log has `room` for.
     pub(crate) fn is_behind(&self, limits: StreamLimits, room: u64) -> bool {

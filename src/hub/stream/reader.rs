@@ -186,6 +186,8 @@ pub(crate) struct Reader {
     is_shared: bool,
     tail: watch::Receiver<Tail>,
     attachment: Arc<Attachment>,
+    /// What distinguishes the first id of this connection to the listener from those of others; else 0.
+    number: u16,
     revision: Option<Revision>,
     seats: Seats,
     /// Events taken since others went first.
@@ -238,12 +240,18 @@ impl Reader {
             is_shared: false,
             tail,
             attachment,
+            number: 0,
             revision,
             seats: Seats::new(),
             taken: 0,
             drawn: None,
             wanted: 0,
         }
+    }
+
+    /// Gives the connection a first id of its own.
+    pub(super) fn set_number(&mut self, number: u16) {
+        self.number = number;
     }
 
     /// Reads whether or not other connections are attached to the stream.
@@ -278,7 +286,7 @@ impl Reader {
 
     /// The id of the present position, for the priming event.
     pub(crate) fn id(&self) -> String {
-        self.id_of(self.cursor)
+        self.log.first_id(self.at(self.cursor), self.number)
     }
 
     /// The long delays that connections of the session give their client, from now on.
@@ -309,12 +317,15 @@ impl Reader {
     }
 
     fn id_of(&self, seq: u64) -> String {
-        let cursor = Cursor {
+        self.log.event_id(self.at(seq))
+    }
+
+    fn at(&self, seq: u64) -> Cursor {
+        Cursor {
             stream: self.stream,
             epoch: self.tail.borrow().epoch,
             seq,
-        };
-        self.log.event_id(cursor)
+        }
     }
 
     /// Marks the connection as alive: its peer takes what is sent.

@@ -64,6 +64,12 @@ impl SessionLog {
         self.key.encode(self.session.as_str(), cursor)
     }
 
+    /// The id of a position as one connection begins with it.
+    pub(super) fn first_id(&self, cursor: Cursor, connection: u16) -> String {
+        let session = self.session.as_str();
+        self.key.encode_for(session, cursor, connection)
+    }
+
     /// Reads the events behind event `seq` of a stream.
     pub(super) async fn read(&self, stream: StreamId, seq: u64) -> Result<Page, StoreError> {
         self.log.read(&self.session, stream, seq).await

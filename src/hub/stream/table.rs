@@ -295,7 +295,14 @@ impl Streams {
         attachment: Arc<Attachment>,
     ) -> Reader {
         let log = self.log.clone();
+        let of_owner = self.writes.fence().0.wrapping_mul(257);
+        let number = of_owner.wrapping_add(attachment.number.into());
         let mut reader = Reader::new(log, stream, seq, tail, attachment, self.revision);
+        if stream == LISTENER_STREAM && self.has_ids() {
+            // The Go SDK takes a listener without a new id for one without progress. It ends the session behind the
+            // sixth, also if each was open for days. Streams of calls are replayed byte by byte.
+            reader.set_number(u16::try_from(number % (1 << 16)).unwrap_or_default());
+        }
         if self.has_many_listeners {
             reader.share();
         }
@@ -643,6 +650,13 @@ impl Streams {
     /// Since when no connection is attached to the listener.
     pub(crate) fn no_reader_since(&self) -> Option<Instant> {
         self.open.get(&LISTENER_STREAM)?.detached
+    }
+
+    /// Whether the listener had a connection at this owner, and has been without one for this long: its client has lost
+    /// it, or has given it up.
+    pub(crate) fn is_listener_abandoned(&self, after: Duration) -> bool {
+        let listener = self.open.get(&LISTENER_STREAM);
+        listener.is_some_and(|listener| listener.is_abandoned(after))
     }
 
     /// The pulse of the session; every reader holds a reference to it.
@@ -1306,6 +1320,19 @@ mod tests {
 
     /// A time within which what is there is read.
     const MOMENT: Duration = Duration::from_millis(100);
+
+    #[tokio::test]
+    async fn a_listener_is_abandoned_a_while_behind_its_last_connection() {
+        let mut streams = streams_in(memory());
+        let (at_once, later) = (Duration::ZERO, Duration::from_secs(600));
+        assert!(!streams.is_listener_abandoned(at_once), "it had none");
+        let reader = streams.attach(None).await.unwrap().unwrap();
+        assert!(!streams.is_listener_abandoned(at_once));
+        drop(reader);
+        streams.sweep(Instant::now());
+        assert!(streams.is_listener_abandoned(at_once));
+        assert!(!streams.is_listener_abandoned(later));
+    }
 
     /// A thousand connections that were written to without end went before the requests of other tenants.
     #[tokio::test]

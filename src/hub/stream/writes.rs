@@ -110,6 +110,11 @@ impl Writes {
         }
     }
 
+    /// The fence of this owner.
+    pub(super) fn fence(&self) -> Fence {
+        self.fence
+    }
+
     /// Writes under the fence of another owner from now on.
     pub(crate) fn adopt(&mut self, fence: Fence) {
         self.fence = fence;

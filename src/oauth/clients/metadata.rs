@@ -45,8 +45,10 @@ pub(crate) enum ClientAuthMethod {
 }
 
 impl ClientAuthMethod {
-    /// All methods, in the order of the metadata document.
-    pub(crate) const ALL: [Self; 4] = [Self::None, Self::Basic, Self::Post, Self::Jwt];
+    /// All methods, in the order of the metadata document. Some clients that were not registered, among them those of
+    /// the C# SDK, use the first, whether or not they have a secret: `none` would keep the secret back. Without a secret
+    /// they then send an empty one, which counts as none.
+    pub(crate) const ALL: [Self; 4] = [Self::Basic, Self::Post, Self::Jwt, Self::None];
 
     /// Its registered name.
     pub(crate) const fn name(self) -> &'static str {

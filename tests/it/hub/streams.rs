@@ -572,6 +572,69 @@ async fn a_deleted_session_ends_its_streams_and_its_child() {
     assert_eq!(session.delete().await.status(), StatusCode::NOT_FOUND);
 }
 
+/// The Swift and the Kotlin SDK keep one event id for all of their streams, and never had a listener again.
+#[tokio::test]
+async fn a_client_with_the_id_of_an_ended_call_gets_its_lost_listener_back() {
+    let sets = [
+        "server.reply.mode=sse",
+        "stream.retry=50ms",
+        "stream.keep_alive=100ms",
+    ];
+    let gateway = Gateway::start(&sets).await;
+    let session = gateway.session().await;
+    let call = session.begin("echo", json!({"text": "x"})).await;
+    let (end, _) = Events::of(call).messages().await.pop().unwrap();
+    let ended = session.get(Some(&end)).await;
+    assert_eq!(ended.status(), StatusCode::NO_CONTENT, "it never listened");
+    let mut listener = session.listen().await;
+    announce(&session, "first").await;
+    let (first, _) = listener.message().await.unwrap();
+    let ended = session.get(Some(&end)).await;
+    assert_eq!(ended.status(), StatusCode::NO_CONTENT, "it listens");
+    drop(listener);
+    let again = within("the listener", async {
+        loop {
+            let response = session.get(Some(&end)).await;
+            match response.status() {
+                StatusCode::OK => break Events::of(response),
+                status => assert_eq!(status, StatusCode::NO_CONTENT),
+            }
+        }
+    });
+    let mut again = again.await;
+    let begins = again.next().await.unwrap().id.unwrap();
+    assert_ne!(begins, end);
+    announce(&session, "second").await;
+    let (second, message) = again.message().await.unwrap();
+    assert_eq!(message["method"], "notifications/second", "and no other");
+    assert_ne!(second, first);
+    drop(again);
+    let all = session.resume(&first).await.message().await.unwrap();
+    assert_eq!(all.0, second, "it is the same stream");
+}
+
+/// The Go SDK ends a session whose listener began six times with the same id, in however many days.
+#[tokio::test]
+async fn each_connection_to_a_listener_begins_with_an_id_of_its_own() {
+    let gateway = Gateway::start(&[]).await;
+    let session = gateway.session().await;
+    let (mut listener, mut ids) = (session.listen().await, Vec::new());
+    for _ in 0..8 {
+        let id = listener.next().await.unwrap().id.unwrap();
+        assert!(!ids.contains(&id), "{id} came again");
+        listener = session.resume(&id).await;
+        ids.push(id);
+    }
+    announce(&session, "end").await;
+    let (_, message) = listener.message().await.unwrap();
+    assert_eq!(message["method"], "notifications/end");
+    // Each of them is the same position.
+    for id in [&ids[0], &ids[7]] {
+        let (_, again) = session.resume(id).await.message().await.unwrap();
+        assert_eq!(again, message);
+    }
+}
+
 #[tokio::test]
 async fn the_same_cursor_gives_the_same_replay() {
     let gateway = Gateway::start(&[]).await;

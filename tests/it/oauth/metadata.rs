@@ -81,10 +81,10 @@ async fn every_tenant_has_one_issuer_and_its_documents() {
             (
                 "token_endpoint_auth_methods_supported",
                 json!([
-                    "none",
                     "client_secret_basic",
                     "client_secret_post",
-                    "private_key_jwt"
+                    "private_key_jwt",
+                    "none"
                 ]),
             ),
         ] {

@@ -673,6 +673,14 @@ impl Events {
 
     async fn take(&mut self) -> Option<Event> {
         loop {
+            // A comment is a line. An empty one behind it ends no event, for which some clients wait.
+            let is_comment = self.buffer.starts_with(b":");
+            let end = self.buffer.iter().position(|byte| *byte == b'\n');
+            if let Some(end) = end.filter(|_| is_comment) {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Some(Event::parse(std::str::from_utf8(&line[..end]).unwrap()));
+            }
+            assert!(!self.buffer.starts_with(b"\n"), "it ends no event");
             if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let block: Vec<u8> = self.buffer.drain(..end + 2).collect();
                 return Some(Event::parse(std::str::from_utf8(&block[..end]).unwrap()));

@@ -14,6 +14,9 @@ mod pattern;
 mod policy;
 #[path = "../../src/declare/redirect.rs"]
 pub(crate) mod redirect;
+#[expect(dead_code, reason = "the targets use a part of it")]
+#[path = "../../src/declare/subset.rs"]
+mod subset;
 
-pub(crate) use self::authorization_server::PRIVATE_MEMBERS;
+pub(crate) use self::authorization_server::{GroupsClaim, PRIVATE_MEMBERS, are_too_many};
 pub(crate) use self::identity::{ALGORITHMS, Algorithm, External};

@@ -293,10 +293,7 @@ impl Authenticated {
         Self {
             principal: verified.principal(&tenant.name, &issuer.issuer),
             scopes: Arc::clone(&claims.scopes),
-            groups: Groups::Claimed(match &issuer.groups.map {
-                None => Arc::clone(&claims.groups),
-                Some(_) => issuer.groups.groups(&claims.groups).cloned().collect(),
-            }),
+            groups: Groups::Claimed(Arc::clone(&claims.groups)),
             basis: AccessBasis::Token,
             is_bound: verified.claims.holder.is_some(),
             key: None,

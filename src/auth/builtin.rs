@@ -14,7 +14,7 @@ use super::{
     verified_tokens::VerifiedTokens,
 };
 use crate::base::sha256;
-use crate::declare::{Algorithm, Builtin, Issued, Subject, Tenant, User};
+use crate::declare::{Algorithm, Builtin, GroupsClaim, Issued, Subject, Tenant, User};
 
 /// Verified tokens, so that a repeated token costs a hash.
 pub(super) struct Tokens {
@@ -162,10 +162,14 @@ impl Tokens {
             return is_there.then_some(known).ok_or(UNKNOWN_KEY);
         }
         let (issuer, of_principal) = issuers();
+        let groups = GroupsClaim {
+            name: "groups".to_owned(),
+            map: None,
+        };
         let expected = ExpectedToken {
             issuer: &issuer,
             algorithms: &[Algorithm::EdDsa],
-            groups_claim: "groups",
+            groups: &groups,
             scopes_claim: None,
         };
         let token = Token::parse(text, expected)?;

@@ -3,14 +3,14 @@
 //!
 //! Not here: the fetching of keys (`external`), and decisions by claims (`access`).
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 
 use super::jose::{Jws, Thumbprint, declared, numeric_date, parse_unverified, string, strings};
 use crate::{
     base::LEEWAY_S,
-    declare::{Algorithm, External},
+    declare::{Algorithm, External, GroupsClaim, are_too_many},
 };
 
 /// A token with its signature not yet verified.
@@ -32,8 +32,8 @@ pub(super) struct ExpectedToken<'e> {
     pub(super) issuer: &'e str,
     /// Accepted signature algorithms.
     pub(super) algorithms: &'e [Algorithm],
-    /// The claim that holds the subject's groups.
-    pub(super) groups_claim: &'e str,
+    /// The claim that holds the subject's groups, and what they are called here.
+    pub(super) groups: &'e GroupsClaim,
     /// The claim that holds the scopes; none for `scope`, else `scp`.
     pub(super) scopes_claim: Option<&'e str>,
 }
@@ -43,7 +43,7 @@ impl<'e> From<&'e External> for ExpectedToken<'e> {
         Self {
             issuer: &settings.issuer,
             algorithms: &settings.algorithms,
-            groups_claim: &settings.groups.name,
+            groups: &settings.groups,
             scopes_claim: settings.scopes_claim.as_deref(),
         }
     }
@@ -90,9 +90,9 @@ pub(super) struct Claims {
     expires: u64,
     /// `nbf`
     not_before: u64,
-    /// `scope`, or `scp`, or the claim that the operator declared
+    /// `scope`, or `scp`, or the claim that the operator declared, each once.
     pub(super) scopes: Arc<[String]>,
-    /// The groups claim that the operator declared.
+    /// The groups of the claim that the operator declared, as they are called here, each once.
     pub(super) groups: Arc<[String]>,
     /// `cnf`: the key that its holder has to prove.
     pub(super) holder: Option<Thumbprint>,
@@ -255,14 +255,31 @@ fn claims(
             None => named("cid")?.or(named("appid")?),
         },
     };
-    let scopes = match expected.scopes_claim {
+    Ok(Claims {
+        subject: subject.ok_or("no sub")?.to_owned(),
+        client: client.map(str::to_owned),
+        audiences: payload.get("aud").map(strings).ok_or("no aud")??,
+        expires: numeric_date(payload, "exp")?.ok_or("no exp")?,
+        not_before: numeric_date(payload, "nbf")?.unwrap_or(0),
+        scopes: scopes(payload, expected.scopes_claim)?,
+        groups: groups(payload, expected.groups)?,
+        holder: holder(payload)?,
+    })
+}
+
+/// The scopes of a token, in its order.
+fn scopes(
+    payload: &Map<String, Value>,
+    claim: Option<&str>,
+) -> Result<Arc<[String]>, &'static str> {
+    let found = match claim {
         Some(name) => declared(payload, name),
         None => match payload.get("scope") {
             Some(scope) if !scope.is_string() => return Err("a scope that is no text"),
             scope => scope.or_else(|| payload.get("scp")),
         },
     };
-    let scopes = match scopes {
+    let claimed = match found {
         Some(Value::String(scopes)) => scopes
             .split(' ')
             .filter(|scope| !scope.is_empty())
@@ -271,20 +288,27 @@ fn claims(
         Some(scopes) => strings(scopes)?,
         None => Vec::new(),
     };
-    Ok(Claims {
-        subject: subject.ok_or("no sub")?.to_owned(),
-        client: client.map(str::to_owned),
-        audiences: payload.get("aud").map(strings).ok_or("no aud")??,
-        expires: numeric_date(payload, "exp")?.ok_or("no exp")?,
-        not_before: numeric_date(payload, "nbf")?.unwrap_or(0),
-        scopes: scopes.into(),
-        groups: declared(payload, expected.groups_claim)
-            .map(strings)
-            .transpose()?
-            .unwrap_or_default()
-            .into(),
-        holder: holder(payload)?,
-    })
+    // An issuer may repeat one any number of times, and each is looked up at each request.
+    let mut seen = BTreeSet::new();
+    let each = claimed.iter().filter(|scope| seen.insert(*scope));
+    let scopes: Vec<String> = each.cloned().collect();
+    if are_too_many(&scopes) {
+        return Err("more than 1,000 scopes, or more than 32 KiB of them");
+    }
+    Ok(scopes.into())
+}
+
+/// The groups of the subject of a token.
+fn groups(
+    payload: &Map<String, Value>,
+    claim: &GroupsClaim,
+) -> Result<Arc<[String]>, &'static str> {
+    let claimed = declared(payload, &claim.name).map(strings).transpose()?;
+    let groups = claim.groups(&claimed.unwrap_or_default());
+    if are_too_many(&groups) {
+        return Err("more than 1,000 groups of one person, or more than 32 KiB of them");
+    }
+    Ok(groups.into())
 }
 
 fn is_bound(payload: &Map<String, Value>) -> bool {

@@ -311,7 +311,8 @@ async fn kept(policy: &Policy, listed: Listed, list: &[u8], share: &Budget) -> O
             }
         };
         let name = json::get(entry, name).and_then(json::decoded);
-        work += entry.len() + patterns * name.as_ref().map_or(0, |name| name.len());
+        // An empty name is compared with each pattern, too.
+        work += entry.len() + patterns * name.as_ref().map_or(0, |name| name.len() + 1);
         if name.is_some_and(|name| listed.allows(policy, &name)) {
             if kept.len() > 1 {
                 kept.extend_from_slice(b",");

@@ -3,7 +3,7 @@
 //! Not here: registered clients and log-ins (`database/oauth`).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -232,13 +232,23 @@ pub(crate) struct GroupsClaim {
 }
 
 impl GroupsClaim {
-    /// The groups of a subject whose claim has these.
-    pub(crate) fn groups<'g>(&'g self, claimed: &'g [String]) -> impl Iterator<Item = &'g String> {
-        claimed.iter().filter_map(|name| match &self.map {
+    /// The groups of a subject whose claim has these, each once and in the order of their names: an issuer may repeat one
+    /// any number of times, several names may be of one group, and their order says nothing.
+    pub(crate) fn groups(&self, claimed: &[String]) -> Vec<String> {
+        let named = claimed.iter().filter_map(|name| match &self.map {
             None => Some(name),
             Some(map) => map.get(name),
-        })
+        });
+        let each: BTreeSet<&String> = named.collect();
+        each.into_iter().cloned().collect()
     }
+}
+
+/// Reports whether an issuer names more groups or scopes of one person than are compared at each request, and kept by each
+/// stream, call and session. They are refused rather than cut, since any of them may decide on access.
+pub(crate) fn are_too_many(names: &[String]) -> bool {
+    let bytes: usize = names.iter().map(String::len).sum();
+    names.len() > NAMES || bytes > NAMES_BYTES
 }
 
 /// The protocol of a provider.
@@ -553,6 +563,10 @@ const PUBLIC_PLATFORMS: [(&str, &[&str]); 4] = [
 /// Private members of keys (RFC 7518, sections 6.2.2, 6.3.2 and 6.4.1), which no public key has.
 pub(crate) const PRIVATE_MEMBERS: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
+/// Maximum groups of a person, and scopes of a token.
+const NAMES: usize = 1000;
+/// Maximum size of the names of a person's groups, and of the scopes of a token, in bytes.
+const NAMES_BYTES: usize = 32 << 10;
 /// The most that every replica keeps of the groups of a tenant's people for a day, in bytes: a few thousand people with a
 /// few groups each, or a few hundred with two hundred.
 const GROUPS_KEPT: usize = 4 << 20;

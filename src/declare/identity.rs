@@ -292,10 +292,13 @@ impl Grants {
         groups: &[String],
         client: Option<&str>,
     ) -> Option<AllowedScopes<'_>> {
-        let groups = groups.iter().filter_map(|group| self.groups.get(group));
+        let groups = groups.iter();
+        let groups = groups.filter_map(|group| self.groups.get_key_value(group));
+        // Each counts once: the scopes of a token are looked up in each set, and another replica may repeat a group.
+        let groups: BTreeMap<_, _> = groups.collect();
         let client = client.and_then(|client| self.clients.get(client));
         let all = self.users.get(subject).into_iter().chain(client);
-        let mut matching = all.chain(groups).peekable();
+        let mut matching = all.chain(groups.into_values()).peekable();
         matching.peek()?;
         let named = matching.map(Option::as_ref).collect::<Option<Vec<_>>>();
         Some(named.map_or(AllowedScopes::All, AllowedScopes::Named))
@@ -308,5 +311,23 @@ impl Grants {
             .flat_map(Grantees::values)
             .flatten()
             .flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::identity::*;
+
+    /// Each scope of a token was looked up once for each time that the token had the group: a second for one request.
+    #[test]
+    fn a_repeated_group_grants_its_scopes_once() {
+        let read = BTreeSet::from(["read".to_owned()]);
+        let grants = Grants {
+            groups: Grantees::from([("eng".to_owned(), Some(read.clone()))]),
+            ..Grants::default()
+        };
+        let groups = ["ops", "eng", "eng", "ops", "eng"].map(str::to_owned);
+        let allowed = grants.scopes_of("ada", &groups, None);
+        assert_eq!(allowed, Some(AllowedScopes::Named(vec![&read])));
     }
 }

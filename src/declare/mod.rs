@@ -36,7 +36,7 @@ pub(crate) use self::authorization_server::TenantRevocations;
 pub(crate) use self::authorization_server::{
     Allow, Builtin, DeclaredClient, GroupsClaim, OwnKeyRules, PRIVATE_MEMBERS, Provider,
     ProviderKind, PublicKey, SecretChange, Subject, Upstream, UpstreamEndpoints, User, Workload,
-    machine_subject,
+    are_too_many, machine_subject,
 };
 pub(crate) use self::catalog::{Catalog, Tenant, TenantProfile};
 pub(crate) use self::difference::{Change, ChangeKind, Prune, When};

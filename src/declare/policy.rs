@@ -208,15 +208,16 @@ impl Policy {
 
     /// The patterns of tools that require a scope which a caller with these may not have, if there are any.
     fn unreachable(&self, scopes: &AllowedScopes<'_>) -> Option<Subset<Pattern>> {
-        let is_out = |needed: &Vec<String>| {
-            let mut needed = needed.iter();
-            needed.any(|scope| !scopes.include(self, scope))
-        };
-        if !self.scopes.iter().any(is_out) {
+        if *scopes == AllowedScopes::All {
             return None;
         }
-        let out = self.scopes.iter().map(is_out);
-        Some(Subset::new(&self.scoped, out))
+        let out = self.scopes.iter().map(|needed| {
+            let mut needed = needed.iter();
+            needed.any(|scope| !scopes.include(self, scope))
+        });
+        let out = Subset::new(&self.scoped, out);
+        let is_any = out.items().next().is_some();
+        is_any.then_some(out)
     }
 
     /// Reports whether it differs by groups.

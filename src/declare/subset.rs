@@ -30,15 +30,17 @@ impl<T: Eq> Eq for Subset<T> {}
 
 impl<T> Subset<T> {
     /// The items of `all` for which `members`, which has an answer for each of them, says so.
-    pub(crate) fn new(all: &Arc<[T]>, members: impl Iterator<Item = bool> + Clone) -> Self {
-        if members.clone().all(|is_member| is_member) {
-            return Self::from(Arc::clone(all));
-        }
+    pub(crate) fn new(all: &Arc<[T]>, members: impl Iterator<Item = bool>) -> Self {
         let mut words = vec![0_u64; all.len().div_ceil(WORD)];
+        let mut is_whole = true;
         for (at, is_member) in members.enumerate() {
+            is_whole &= is_member;
             if let Some(word) = words.get_mut(at / WORD) {
                 *word |= u64::from(is_member) << (at % WORD);
             }
+        }
+        if is_whole {
+            return Self::from(Arc::clone(all));
         }
         Self {
             all: Arc::clone(all),

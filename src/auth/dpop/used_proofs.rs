@@ -1,7 +1,8 @@
 //! Proofs that were used: each is good once, at all replicas (RFC 9449, section 11.1).
 //!
 //! While Redis is away, a proof is good once at each replica. Without Redis, what was used is forgotten with the process:
-//! the next one refuses proofs from before its begin.
+//! the next one refuses proofs from before its begin. One whose `iat` was ahead of the clock, by [`FUTURE_S`] at most, is good
+//! once more after a restart within that time: to refuse it would refuse every proof of the first seconds of a process.
 
 use std::{sync::Arc, time::Duration};
 

@@ -93,6 +93,38 @@ fn claims_are_read() {
     assert_eq!(with("exp", json!(12.9)).unwrap().expires, 12);
 }
 
+/// Other texts, as many as this.
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|number| number.to_string()).collect()
+}
+
+/// An issuer repeated them for as long as its answer was, and each request looked at all of them.
+#[test]
+fn scopes_and_groups_count_once_and_have_a_bound() {
+    let of = |settings: &External, scope: &str, groups: &[String]| {
+        let mut said = payload();
+        (said["scope"], said["groups"]) = (json!(scope), json!(groups));
+        introspected(said.as_object().unwrap(), settings.into())
+    };
+    let mut settings = settings();
+    let repeated = ["ops", "eng", "ops"].map(str::to_owned);
+    let claims = of(&settings, "b a b", &repeated).unwrap();
+    assert_eq!(&*claims.scopes, ["b", "a"]);
+    assert_eq!(&*claims.groups, ["eng", "ops"]);
+    for (count, is_good) in [(1000, true), (1001, false)] {
+        let (scopes, groups) = (names(count).join(" "), names(count));
+        assert_eq!(of(&settings, &scopes, &[]).is_ok(), is_good, "{count}");
+        assert_eq!(of(&settings, "a", &groups).is_ok(), is_good, "{count}");
+    }
+    let long = "x".repeat((32 << 10) + 1);
+    assert!(of(&settings, &long, &[]).is_err() && of(&settings, "a", &[long]).is_err());
+    // Those that have no name here do not count, and several names may be of one group.
+    let staff = ["1", "2"].map(|name| (name.to_owned(), "staff".to_owned()));
+    settings.groups.map = Some(staff.into());
+    let claims = of(&settings, "a", &names(2000)).unwrap();
+    assert_eq!(&*claims.groups, ["staff"]);
+}
+
 /// What a cache keeps of a token is bounded by the bytes that its issuer put into it, wherever they are.
 #[test]
 fn each_claim_has_its_size() {
@@ -105,7 +137,7 @@ fn each_claim_has_its_size() {
         ("aud", json!(["a", long])),
         ("scope", json!(long)),
         ("groups", json!([long])),
-        ("groups", json!(vec!["g"; 1000])),
+        ("groups", json!(names(500))),
     ] {
         let mut large = payload();
         large[name] = value;

@@ -145,6 +145,26 @@ async fn others_have_their_turns_while_a_long_list_is_judged() {
     }
 }
 
+/// A list of thousands of empty names was compared with hundreds of patterns in one step.
+#[tokio::test]
+async fn empty_names_are_work_too() {
+    let patterns: Vec<String> = (0..200).map(|at| format!("{at}*")).collect();
+    let policy = Policy::of(&json!({"tools": {"deny": patterns}}));
+    let list = vec![r#"{"name":""}"#; 2000].join(",");
+    let line = Bytes::from(format!(r#"{{"result":{{"tools":[{list}]}}}}"#));
+    let share = Budget::new(1).share();
+    let filtered = filtered(&policy, Listed::Tools, line.clone(), &share);
+    tokio::pin!(filtered);
+    let mut waits = 0;
+    let whole = std::future::poll_fn(|context| {
+        let polled = filtered.as_mut().poll(context);
+        waits += usize::from(polled.is_pending());
+        polled
+    });
+    assert_eq!(whole.await, line);
+    assert!(waits >= 5, "{waits} turns of others");
+}
+
 #[test]
 fn lists_keep_allowed_entries_unchanged() {
     let policy = Policy::of(&json!({"tools": {"allow": ["a*", "ü"]}}));

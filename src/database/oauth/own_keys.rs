@@ -3,14 +3,14 @@
 //! Replicas keep them in memory, and each change is numbered like a revocation. Not here: the page (`oauth/browser`) and
 //! the check of a request (`auth`).
 
-use std::{num::NonZeroU64, sync::Arc, time::Duration};
+use std::{collections::HashSet, num::NonZeroU64, sync::Arc, time::Duration};
 
 use serde_json::json;
 
 use super::{
     grants::REVOKED,
     logins::USE_ONCE,
-    revocations::{begin_beside, number_own_keys},
+    revocations::{DELETE_OWN_KEYS, begin_beside, number_own_keys},
 };
 use crate::{
     database::pool::{Author, Error, Pool, Record, Row, Transaction, Value, audit},
@@ -69,7 +69,7 @@ pub(crate) enum OwnKeyChange {
     Again,
     /// The person has as many keys as they may have.
     PersonFull,
-    /// The people of the tenant have as many keys as they may have.
+    /// The people of the tenant have as many keys as they may have, or those with keys as many groups.
     TenantFull,
     /// There is no such key, or the person's log-in has ended.
     Gone,
@@ -130,6 +130,11 @@ impl OwnKeys<'_> {
         }
         if let Some(told) = told {
             key.groups = list(&told)?.into();
+        }
+        let groups = json!(&*key.groups).to_string();
+        let of = (key.subject.as_str(), groups.as_str());
+        if !has_room(&mut transaction, tenant, of, now_ms).await? {
+            return Ok(OwnKeyChange::TenantFull);
         }
         let listed = ListedOwnKey {
             key,
@@ -317,27 +322,30 @@ impl OwnKeyAt<'_> {
     }
 }
 
-/// Reads the keys of a person, of a tenant where the person is empty, or of all, in place of those in `issued`.
+/// Reads the keys of a person, of a tenant where the person is empty, or of all, in place of those in `issued`. A key that
+/// did not change keeps its address, by which its callers are known. Equal groups, as those of one person, are kept once.
 pub(super) async fn read(
     transaction: &mut Transaction,
     issued: &mut Issued,
     of: Option<(&str, &str)>,
 ) -> Result<(), Error> {
-    let (tenant, subject) = of.unwrap_or_default();
-    match issued.own_keys.get_mut(tenant) {
-        _ if of.is_none() => issued.own_keys.clear(),
-        Some(known) if !subject.is_empty() => {
-            Arc::make_mut(known).retain(|_, key| key.subject != subject);
-        }
-        _ => drop(issued.own_keys.remove(tenant)),
-    }
+    let before = take(issued, of);
+    let shared = before.values().map(|key| Arc::clone(&key.groups));
+    let mut shared: HashSet<Arc<[String]>> = shared.collect();
     let (sql, values): (&str, Vec<Value>) = match of {
         None => (ALL, Vec::new()),
         Some((tenant, "")) => (OF_TENANT, vec![tenant.into()]),
         Some((tenant, subject)) => (OF_PERSON, vec![tenant.into(), subject.into()]),
     };
     for row in transaction.run(sql, values).await? {
-        let key = Arc::new(ListedOwnKey::of_row(&row)?.key);
+        let mut key = ListedOwnKey::of_row(&row)?.key;
+        if let Some(groups) = shared.get(&*key.groups) {
+            key.groups = Arc::clone(groups);
+        } else {
+            shared.insert(Arc::clone(&key.groups));
+        }
+        let same = before.get(&key.hash).filter(|known| ***known == key);
+        let key = same.map_or_else(|| Arc::new(key), Arc::clone);
         let known = issued.own_keys.entry(row.get("tenant")?).or_default();
         let known: &mut Known = Arc::make_mut(known);
         if let Some((previous, _)) = key.previous {
@@ -346,6 +354,19 @@ pub(super) async fn read(
         known.insert(key.hash, key);
     }
     Ok(())
+}
+
+/// Takes the keys of a person, of a tenant where the person is empty, or of all, out of memory.
+fn take(issued: &mut Issued, of: Option<(&str, &str)>) -> Known {
+    let mut taken = Known::default();
+    let tenants = issued.own_keys.iter_mut();
+    for (_, known) in tenants.filter(|(name, _)| of.is_none_or(|(tenant, _)| tenant == *name)) {
+        let is_of = |key: &OwnKey| of.is_none_or(|(_, one)| one.is_empty() || one == key.subject);
+        let theirs = known.iter().filter(|(_, key)| is_of(key));
+        taken.extend(theirs.map(|(hash, key)| (*hash, Arc::clone(key))));
+        Arc::make_mut(known).retain(|_, key| !is_of(key));
+    }
+    taken
 }
 
 /// Drops keys that have expired from memory.
@@ -370,7 +391,8 @@ pub(crate) async fn forget(
     Ok(())
 }
 
-/// Gives the keys of a person these groups, as JSON; false if they have them.
+/// Gives the keys of a person these groups, as JSON; false if they have them. Where there is no room for them, the keys
+/// end: with the groups of before they might be worth more than their person.
 pub(super) async fn tell(
     transaction: &mut Transaction,
     tenant: &str,
@@ -381,8 +403,31 @@ pub(super) async fn tell(
     let is_told = !transaction.run(SET_GROUPS, values).await?.is_empty();
     if is_told {
         number_own_keys(transaction, tenant, subject, now_ms).await?;
+        if !has_room(transaction, tenant, (subject, groups), now_ms).await? {
+            let values = vec![tenant.into(), subject.into()];
+            transaction.run(DELETE_OWN_KEYS, values).await?;
+            tracing::warn!(
+                tenant.id = tenant,
+                "people with API keys are in so many groups that replicas keep no more of the tenant: \
+                 the keys of a person end, who may make others once there is room"
+            );
+        }
     }
     Ok(is_told)
+}
+
+/// Reports whether there is room for the groups of a person, as JSON, beside those of others with keys. The lock on the
+/// row of `changes` makes others wait that count.
+async fn has_room(
+    transaction: &mut Transaction,
+    tenant: &str,
+    (subject, groups): (&str, &str),
+    now_ms: i64,
+) -> Result<bool, Error> {
+    let values = vec![tenant.into(), subject.into(), now_ms.into()];
+    let others = count(transaction, BYTES_OF_OTHERS, values).await?;
+    let own = u64::try_from(groups.len()).unwrap_or(u64::MAX);
+    Ok(others.saturating_add(own) <= GROUPS_KEPT)
 }
 
 async fn is_first(
@@ -400,7 +445,7 @@ async fn count(
     values: Vec<Value>,
 ) -> Result<u64, Error> {
     let rows = transaction.run(sql, values).await?;
-    let count: i64 = rows.first().map_or(Ok(0), |row| row.get("keys"))?;
+    let count: i64 = rows.first().map_or(Ok(0), |row| row.get("total"))?;
     Ok(u64::try_from(count).unwrap_or(0))
 }
 
@@ -421,6 +466,10 @@ fn hash(bytes: Vec<u8>) -> Result<[u8; 32], Error> {
     bytes.map_err(|_| Error::Bug("the hash of an own key".to_owned()))
 }
 
+/// The most that every replica keeps of the groups of a tenant's people with keys, in bytes of JSON: those of two
+/// thousand people with fifty groups each.
+const GROUPS_KEPT: u64 = 4 << 20;
+
 // Changes nothing, but takes the row lock in both databases.
 const HOLD_IDENTITY: &str = "
     UPDATE identities
@@ -429,14 +478,22 @@ const HOLD_IDENTITY: &str = "
     RETURNING groups";
 
 const COUNT_OF_PERSON: &str = "
-    SELECT COUNT(*) AS keys
+    SELECT COUNT(*) AS total
       FROM own_keys
      WHERE tenant = $1 AND subject = $2 AND expires_ms > $3";
 
 const COUNT_OF_TENANT: &str = "
-    SELECT COUNT(*) AS keys
+    SELECT COUNT(*) AS total
       FROM own_keys
      WHERE tenant = $1 AND expires_ms > $2";
+
+// Those of one person are kept once.
+const BYTES_OF_OTHERS: &str = "
+    SELECT COALESCE(SUM(bytes), 0) AS total
+      FROM (SELECT MAX(OCTET_LENGTH(groups)) AS bytes
+              FROM own_keys
+             WHERE tenant = $1 AND subject <> $2 AND expires_ms > $3
+             GROUP BY subject) AS people";
 
 const INSERT: &str = "
     INSERT INTO own_keys (tenant, name, subject, label, hash, groups, servers, scopes, version,

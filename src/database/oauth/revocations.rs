@@ -538,7 +538,7 @@ const DELETE_IDENTITY: &str = "
      WHERE tenant = $1 AND subject = $2
     RETURNING subject";
 
-const DELETE_OWN_KEYS: &str = "
+pub(super) const DELETE_OWN_KEYS: &str = "
     DELETE FROM own_keys
      WHERE tenant = $1 AND subject = $2
     RETURNING name";

@@ -22,6 +22,8 @@ on_both! {
     keys_go_with_their_people_and_tenants
     groups_that_a_provider_tells_reach_keys
     the_use_of_a_key_is_noted_forwards
+    keys_that_did_not_change_stay_and_share_their_groups
+    the_groups_of_people_with_keys_have_a_bound
 }
 
 const RULES: OwnKeyRules = OwnKeyRules {
@@ -337,6 +339,73 @@ async fn the_use_of_a_key_is_noted_forwards(place: Place) {
         assert_eq!(found.used_ms, Some(wanted));
     }
     assert_eq!(replica.read().await.2, number, "no replica reads it again");
+}
+
+/// A change of one key made all keys of the person anew, so that the word of the provider was forgotten, and each kept the
+/// groups of the person again.
+async fn keys_that_did_not_change_stay_and_share_their_groups(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    made(&store, 1, "ada").await;
+    let before = replica.read().await.key(1).unwrap();
+    made(&store, 2, "ada").await;
+    replica.read().await;
+    let [first, second] = [1, 2].map(|hash| replica.key(hash).unwrap());
+    assert!(Arc::ptr_eq(&before, &first));
+    assert!(Arc::ptr_eq(&first.groups, &second.groups));
+    let keys = store.own_keys();
+    assert!(keys.tell("a", "ada", &["ops".to_owned()]).await.unwrap());
+    replica.read().await;
+    let [first, second] = [1, 2].map(|hash| replica.key(hash).unwrap());
+    assert_eq!(&*first.groups, ["ops"]);
+    assert!(Arc::ptr_eq(&first.groups, &second.groups));
+    // One that missed numbers, because they were swept, reads all.
+    assert!(keys.remove(at("k_2", None), &ada()).await.unwrap());
+    later(&place, 3 * DAY);
+    while store.sweep().await.unwrap() {}
+    assert!(Arc::ptr_eq(&first, &replica.read().await.key(1).unwrap()));
+    assert_eq!(replica.hashes(), [1]);
+}
+
+/// Every replica keeps them for as long as there is a key.
+async fn the_groups_of_people_with_keys_have_a_bound(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    let keys = store.own_keys();
+    let bounds = OwnKeyBounds {
+        person: 2,
+        tenant: None,
+    };
+    let add = async |number: u8, subject: &str| {
+        let once = (&[number; 32], BEGIN + DAY);
+        let new = new(number, subject, 10);
+        keys.add("a", new, bounds, once, &ada()).await.unwrap()
+    };
+    let is_done = |change: OwnKeyChange| matches!(change, OwnKeyChange::Done(_));
+    assert!(is_done(add(1, "eve").await));
+    // As much as those of many people: there is room for `["staff"]` twice.
+    let (pool, room) = (place.pool().await, 2 * r#"["staff"]"#.len());
+    let large = format!("[\"{}\"]", "x".repeat((4 << 20) - room - 4));
+    let sql = "UPDATE own_keys SET groups = $1 WHERE subject = 'eve'";
+    pool.write(sql, vec![large.as_str().into()]).await.unwrap();
+    pool.close().await;
+    assert!(is_done(add(2, "ada").await));
+    assert!(is_done(add(3, "ada").await), "those of a person count once");
+    assert!(is_done(add(4, "bob").await));
+    let full = add(5, "cid").await;
+    assert!(matches!(full, OwnKeyChange::TenantFull), "{full:?}");
+    let tell = async |subject: &str, groups: &[&str]| {
+        let groups: Vec<String> = groups.iter().map(|group| (*group).to_owned()).collect();
+        assert!(keys.tell("a", subject, &groups).await.unwrap());
+    };
+    tell("ada", &["eng"]).await;
+    tell("ada", &["staff"]).await;
+    assert_eq!(replica.read().await.hashes(), [1, 2, 3, 4]);
+    // Neither the groups of before nor some of them could stay.
+    tell("ada", &["staffs"]).await;
+    assert_eq!(replica.read().await.hashes(), [1, 4]);
+    tell("eve", &[]).await;
+    assert!(is_done(add(6, "ada").await));
 }
 
 #[tokio::test]

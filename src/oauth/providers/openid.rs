@@ -421,11 +421,7 @@ pub(crate) fn identity(
     let found = wanted.and_then(|wanted| Some((wanted, declared(claims, &wanted.name)?)));
     let groups = match found {
         Some((wanted, claim)) => {
-            let claimed = strings(claim)?;
-            let mut groups: Vec<String> = wanted.groups(&claimed).cloned().collect();
-            // Their order says nothing, and would be a change.
-            groups.sort_unstable();
-            groups.dedup();
+            let groups = wanted.groups(&strings(claim)?);
             check_groups(&groups)?;
             Some(groups)
         }

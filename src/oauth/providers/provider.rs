@@ -11,7 +11,7 @@ use url::Url;
 use crate::{
     base::{OutboundError, Secret, is_unseen},
     database::Tokens,
-    declare::{Provider, Tenant},
+    declare::{Provider, Tenant, are_too_many},
 };
 
 /// A future that the seam returns.
@@ -256,15 +256,13 @@ pub(super) fn check_subject(subject: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks the groups that a provider names of one person. Too many are refused rather than cut, since any of them may
-/// decide on access.
+/// Checks the groups that a provider names of one person.
 ///
 /// # Errors
 ///
 /// The bound, for the log and for the client of an assertion.
 pub(super) fn check_groups(groups: &[String]) -> Result<(), &'static str> {
-    let bytes: usize = groups.iter().map(String::len).sum();
-    if groups.len() > GROUPS || bytes > GROUPS_BYTES {
+    if are_too_many(groups) {
         return Err("more than 1,000 groups of one person, or more than 32 KiB of them");
     }
     if groups.iter().any(|group| group.contains('\0')) {
@@ -273,10 +271,6 @@ pub(super) fn check_groups(groups: &[String]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Maximum groups of a person.
-const GROUPS: usize = 1000;
-/// Maximum size of the names of a person's groups in bytes.
-const GROUPS_BYTES: usize = 32 << 10;
 /// Maximum length of a stored title in characters; pages show less.
 const TITLE: usize = 200;
 /// Maximum size of a subject in bytes: OpenID Connect Core, section 2, allows 255 characters.

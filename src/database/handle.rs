@@ -202,7 +202,12 @@ impl Database {
             judge,
             ..
         } = &*self.0;
-        Objects { pool, vault, judge }
+        Objects {
+            pool,
+            vault,
+            judge,
+            is_operator: true,
+        }
     }
 
     /// Declared objects, as replicas follow them.
@@ -403,6 +408,7 @@ impl<'a> ForAdministrator<'a> {
             pool: &self.pool,
             vault,
             judge,
+            is_operator: self.is_operator,
         }
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn judge(
 }
 
 /// The objects and secrets of a tenant are within its quotas, which bound what each change and each snapshot takes.
-fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
+pub(crate) fn check_quotas(manifest: &Manifest) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     for tenant in manifest.tenants() {
         let Some(usage) = manifest.usage.get(&tenant.name) else {
@@ -635,6 +635,7 @@ mod tests {
             let mut manifest = declared("{objects: 4}").manifest;
             manifest.others.secrets.insert("a".to_owned(), secrets);
             assert_eq!(check_quotas(&manifest).is_empty(), is_right);
+            assert_eq!(secrets <= manifest.most_secrets()["a"], is_right);
         }
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Manifest {
 /// read, and secrets.
 #[derive(Debug, Default)]
 pub(crate) struct Others {
-    /// Their number.
+    /// Their number. A judgement is the same of two and of more (`database/objects/steps`).
     pub(crate) tenants: usize,
     /// The tenants and names of their servers, where a whole manifest is applied.
     pub(crate) servers: BTreeSet<(String, String)>,
@@ -79,6 +79,16 @@ impl Manifest {
             }
         };
         Wrong::new(what, remedy).at(place, key)
+    }
+
+    /// The most secrets that each tenant may have beside its objects; without one that has no quota.
+    pub(crate) fn most_secrets(&self) -> BTreeMap<String, u64> {
+        let most = |(tenant, usage): (&String, &Usage)| {
+            let quotas = &self.catalog.tenants.get(tenant)?.quotas.tenant;
+            let left = quotas.objects?.get().saturating_sub(usage.objects);
+            Some((tenant.clone(), left))
+        };
+        self.usage.iter().filter_map(most).collect()
     }
 
     /// The tenants, sorted by name.

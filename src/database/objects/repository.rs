@@ -107,6 +107,8 @@ pub(crate) struct Objects<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) vault: &'a Vault,
     pub(crate) judge: &'a Judge,
+    /// It is for operators and their manifests, whose changes are made however often others change the same.
+    pub(crate) is_operator: bool,
 }
 
 impl Objects<'_> {
@@ -370,7 +372,7 @@ impl Objects<'_> {
     ///
     /// `Conflict` if the object is not as `expected`, or the hash of an API key exists already;
     /// `NotFound` without its tenant; `Invalid` with every mistake in the resulting state;
-    /// `Unavailable`; those of `change`.
+    /// `Overtaken` if others changed the same large tenant all the time; `Unavailable`; those of `change`.
     pub(crate) async fn edit(
         self,
         name: &ObjectName,
@@ -402,7 +404,7 @@ impl Objects<'_> {
     /// # Errors
     ///
     /// `NotFound`, `Conflict` if the object is not as `expected`, `LastKey`, `Invalid` if the
-    /// remaining state cannot be served, `Unavailable`.
+    /// remaining state cannot be served, `Overtaken` as of [`Self::edit`], `Unavailable`.
     pub(crate) async fn delete(
         self,
         name: &ObjectName,

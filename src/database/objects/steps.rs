@@ -8,7 +8,7 @@ use super::{
     changes::{Written, apart, edited, give_up_hashes, record, takes_hosts, write},
     removal,
     repository::{Objects, version_in},
-    rows::{self, Loaded, Mark, Selection},
+    rows::{self, Loaded, Mark, Selection, Stored},
     slots,
 };
 use crate::{
@@ -25,20 +25,20 @@ struct Planned {
     before: Loaded,
     /// What it was judged by.
     basis: Basis,
+    /// The most secrets of each tenant with which the judgement is the same.
+    most_secrets: BTreeMap<String, u64>,
     /// It was judged by the hosts of other tenants as well.
     looks_at_hosts: bool,
     wanted: Declared,
     changes: Vec<Change>,
 }
 
-/// What a change is judged by, in brief: while it stays equal, the judgement holds.
+/// What a change is judged by but for secrets, in brief: while it stays equal, so does the judgement.
 #[derive(PartialEq, Eq)]
 struct Basis {
     mark: Mark,
-    /// The number of other tenants.
+    /// The number of other tenants, as far as it matters.
     others: usize,
-    /// The secrets of the selected tenants.
-    secrets: BTreeMap<String, u64>,
 }
 
 impl Objects<'_> {
@@ -47,7 +47,9 @@ impl Objects<'_> {
     /// audit records, or not at all.
     ///
     /// A tenant with many objects takes long to read and to check, while other writers would wait for the lock: that
-    /// comes before it, and again if others have changed the same tenant meanwhile.
+    /// comes before it, and again if others have changed the same tenant meanwhile. Behind the last time a change of an
+    /// operator is checked while they wait, since no tenant may put off its removal or a lower quota by changes of its
+    /// own; so is one of a tenant with little to check. Another one fails with `Overtaken`.
     pub(super) async fn change(
         self,
         selection: Selection<'_>,
@@ -59,6 +61,7 @@ impl Objects<'_> {
             Selection::All => 1,
             _ => UNLOCKED,
         };
+        let mut may_lock = self.is_operator;
         for _ in 0..tries {
             let unlocked = self.pool.snapshot().await?;
             let planned = Box::pin(self.planned(unlocked, selection, when, &mut edit));
@@ -83,9 +86,13 @@ impl Objects<'_> {
                 let (planned, transaction) = planned.await?;
                 return self.write(transaction, planned, author).await;
             }
-            if Basis::read(&mut transaction, selection).await? == planned.basis {
+            if planned.holds(&mut transaction, selection).await? {
                 return self.write(transaction, planned, author).await;
             }
+            may_lock = self.is_operator || is_small(&planned.before);
+        }
+        if !may_lock {
+            return Err(Error::Overtaken);
         }
         let locked = self.pool.begin().await?;
         let planned = Box::pin(self.planned(locked, selection, when, &mut edit));
@@ -104,12 +111,12 @@ impl Objects<'_> {
         let basis = Basis::read(&mut transaction, selection).await?;
         let before = self.loaded(&mut transaction, selection).await?;
         let (wanted, changes) = edit(&before)?;
-        let mut looks_at_hosts = false;
+        let (mut looks_at_hosts, mut most_secrets) = (false, BTreeMap::new());
         if !changes.is_empty() {
             let after = edited(before.declared(), &wanted, &changes)?;
             let (changed, mut others) = apart(after, &changes);
             others.tenants += before.others;
-            others.secrets.clone_from(&basis.secrets);
+            others.secrets = slots::counts(&mut transaction, selection).await?;
             // Another replica may just have given a host to another tenant.
             if let Selection::Tenant(tenant) = selection
                 && changes.iter().any(takes_hosts(&changed))
@@ -117,11 +124,13 @@ impl Objects<'_> {
                 rows::hosts(&mut transaction, tenant, &mut others).await?;
                 looks_at_hosts = true;
             }
-            self.judged_state(changed, others, when).await?;
+            let judged = self.judged_state(changed, others, when).await?;
+            most_secrets = judged.most_secrets();
         }
         let planned = Planned {
             before,
             basis,
+            most_secrets,
             looks_at_hosts,
             wanted,
             changes,
@@ -182,20 +191,53 @@ impl Objects<'_> {
     }
 }
 
+impl Planned {
+    /// Whether the judgement holds of what is there now. Secrets are set beside changes, some each second: their number
+    /// is compared with the quota, and is no reason to judge all objects again.
+    async fn holds(
+        &self,
+        transaction: &mut Transaction,
+        selection: Selection<'_>,
+    ) -> Result<bool, Error> {
+        if Basis::read(transaction, selection).await? != self.basis {
+            return Ok(false);
+        }
+        let secrets = slots::counts(transaction, selection).await?;
+        let is_within = |(tenant, count): (&String, &u64)| {
+            let most = self.most_secrets.get(tenant);
+            most.is_none_or(|most| count <= most)
+        };
+        Ok(secrets.iter().all(is_within))
+    }
+}
+
 impl Basis {
-    /// What changes of the selected objects are judged by, from indexes alone.
+    /// What changes of the selected objects are judged by but for secrets, from indexes alone.
     async fn read(transaction: &mut Transaction, selection: Selection<'_>) -> Result<Self, Error> {
         Ok(Self {
             mark: rows::mark(transaction, selection).await?,
-            others: rows::others(transaction, selection).await?,
-            secrets: slots::counts(transaction, selection).await?,
+            others: rows::others(transaction, selection).await?.min(SEVERAL),
         })
     }
 }
 
-/// How often a change is checked beside other writers of its tenant, before it is while they wait. That of a whole
-/// manifest is once, because any writer is in its way.
+/// Whether these objects are read and checked in so short a time that other writers may wait for it.
+fn is_small(state: &Loaded) -> bool {
+    let mut objects = state.objects.iter();
+    let less = |left: u64, stored: &Stored| left.checked_sub(stored.object.bytes());
+    objects.len() <= FEW && objects.try_fold(FEW_BYTES, less).is_some()
+}
+
+/// How often a change is checked beside other writers of its tenant, before an operator's is while they wait. That of a
+/// whole manifest is once, because any writer is in its way.
 const UNLOCKED: u32 = 3;
+/// The most objects of a tenant that an administrator of it may have checked while other writers wait.
+const FEW: usize = 100;
+/// What these count at most, together.
+const FEW_BYTES: u64 = 256 << 10;
+/// The number of other tenants from which on more make no difference: only one tenant needs no separation from others,
+/// and one may be removed.
+const SEVERAL: usize = 2;
 
 const NEXT_VERSION: &str = "
     UPDATE changes

@@ -12,6 +12,9 @@ pub(crate) enum Error {
     /// The object has another version than expected, exists already, or was removed.
     #[error("the object was changed meanwhile")]
     Conflict,
+    /// Others changed the same tenant each time that the change was checked, and nothing is written. Try again later.
+    #[error("others changed the same tenant each time that the change was checked")]
+    Overtaken,
     /// Without this API key no operator could administrate.
     #[error("the last operator key that holds")]
     LastKey,

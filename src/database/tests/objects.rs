@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
 use serde_json::{Value as Json, json};
 
 use super::fixture::{CANARY, Place, ada, lines, manifest, object, on_both, put, server, tenant};
+use crate::base::Secret;
 use crate::config::{Config, Sources, Wrong};
 use crate::database::objects::rows::PAGE;
-use crate::database::{Database, Error, Expected, Filter, Judge, Marks, Opening, Pool};
+use crate::database::{Database, Error, Expected, Filter, HolderAt, Judge, Marks, Opening, Pool};
 use crate::declare::{AuthMode, Declared, Issued, Kind, Object, ObjectName, Offer, Prune, When};
 use crate::manifest::checks;
 
@@ -41,6 +42,9 @@ on_both! {
     changes_of_a_tenant_take_turns
     a_change_is_checked_beside_other_writers
     a_change_is_checked_again_if_its_tenant_has_changed
+    a_large_tenant_that_changes_is_not_checked_while_others_wait
+    secrets_beside_a_change_overtake_it_at_the_quota_alone
+    new_tenants_beside_a_change_do_not_overtake_it
 }
 
 async fn an_object_is_written_read_and_removed(place: Place) {
@@ -949,29 +953,33 @@ async fn changes_of_a_tenant_take_turns(place: Place) {
     next.await.unwrap();
 }
 
-/// A database whose first check of a tenant stops at the barrier, and goes on when it is met again. No tenant may have
-/// two servers.
-async fn stopping_at(place: &Place, barrier: &Arc<Barrier>, stopping: &'static str) -> Database {
-    let (barrier, is_first) = (Arc::clone(barrier), AtomicBool::new(true));
+/// A database whose first checks of a tenant, so many, stop at the barrier, and go on when it is met again; and the number
+/// of all of them. No tenant may have two servers, or more than its quotas.
+async fn stopping_at(
+    place: &Place,
+    barrier: &Arc<Barrier>,
+    (stopping, stops): (&'static str, usize),
+) -> (Database, Arc<AtomicUsize>) {
+    let (barrier, checks) = (Arc::clone(barrier), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&checks);
     let judge: Judge = Arc::new(move |manifest, _| {
         let is_there = manifest.catalog.tenants.contains_key(stopping);
-        if is_there && is_first.swap(false, Ordering::Relaxed) {
+        if is_there && counted.fetch_add(1, Ordering::Relaxed) < stops {
             barrier.wait();
             barrier.wait();
         }
         let mut tenants = manifest.catalog.tenants.values();
         let is_bad = tenants.any(|tenant| tenant.servers.len() > 1);
         let wrong = Wrong::new("has two servers", "remove one");
-        is_bad
-            .then(|| wrong.at("judge", "servers"))
-            .into_iter()
-            .collect()
+        let mut found = checks::check_quotas(manifest);
+        found.extend(is_bad.then(|| wrong.at("judge", "servers")));
+        found
     });
     let opening = Opening {
         judge,
         ..place.opening()
     };
-    Database::open(opening).await.unwrap()
+    (Database::open(opening).await.unwrap(), checks)
 }
 
 async fn meet(barrier: &Arc<Barrier>) {
@@ -983,7 +991,7 @@ async fn meet(barrier: &Arc<Barrier>) {
 /// A tenant with many objects kept the writers of all others waiting while its changes were checked.
 async fn a_change_is_checked_beside_other_writers(place: Place) {
     let barrier = Arc::new(Barrier::new(2));
-    let store = stopping_at(&place, &barrier, "large").await;
+    let (store, _) = stopping_at(&place, &barrier, ("large", 1)).await;
     let other = async {
         meet(&barrier).await;
         let put = put_as_tenant(&store, tenant("small")).await;
@@ -999,7 +1007,7 @@ async fn a_change_is_checked_again_if_its_tenant_has_changed(place: Place) {
     let other = place.open().await;
     put(&other, tenant("acme")).await;
     let barrier = Arc::new(Barrier::new(2));
-    let store = stopping_at(&place, &barrier, "acme").await;
+    let (store, _) = stopping_at(&place, &barrier, ("acme", 1)).await;
     let beside = async {
         meet(&barrier).await;
         let put = put_as_tenant(&other, server("acme", "one", "1")).await;
@@ -1010,4 +1018,113 @@ async fn a_change_is_checked_again_if_its_tenant_has_changed(place: Place) {
     let (files, one) = tokio::join!(files, beside);
     one.unwrap();
     assert!(matches!(files, Err(Error::Invalid(_))), "{files:?}");
+}
+
+/// A tenant with this many users and one server.
+async fn with_users(store: &Database, name: &str, users: usize) {
+    let users: Vec<String> = (0..users).map(|user| format!("u{user}: {{}}")).collect();
+    let users = users.join(", ");
+    let text =
+        format!("tenants: {{{name}: {{users: {{{users}}}, servers: {{one: {{command: cat}}}}}}}}");
+    let (objects, author) = (store.objects(), ada());
+    let applied = objects.apply(&manifest(&text), Prune::Keep, &author);
+    applied.await.unwrap();
+}
+
+/// By changes of their tenant at other replicas, its administrators had all of it checked while all other writers waited.
+async fn a_large_tenant_that_changes_is_not_checked_while_others_wait(place: Place) {
+    let other = place.open().await;
+    for (name, users) in [("large", 120), ("small", 3)] {
+        with_users(&other, name, users).await;
+    }
+    for (name, is_operator, checked) in [
+        ("large", false, 3),
+        ("small", false, 4),
+        // Or no operator could limit a tenant that changes all the time.
+        ("large", true, 4),
+    ] {
+        let barrier = Arc::new(Barrier::new(2));
+        let (store, checks) = stopping_at(&place, &barrier, (name, 3)).await;
+        let beside = async {
+            let mut done = Vec::new();
+            for round in 0..3 {
+                meet(&barrier).await;
+                let arg = format!("{is_operator} {round}");
+                done.push(put_as_tenant(&other, server(name, "one", &arg)).await);
+                meet(&barrier).await;
+            }
+            done
+        };
+        let (boss, author) = (store.for_administrator(is_operator), ada());
+        let (one, object) = server(name, "one", "own");
+        let objects = boss.objects();
+        let change = objects.put(&one, object, Expected::Any, &author);
+        let (changed, done) = tokio::join!(change, beside);
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+        assert_eq!(checks.load(Ordering::Relaxed), checked, "{name}");
+        let is_overtaken = matches!(&changed, Err(Error::Overtaken));
+        assert_eq!(is_overtaken, checked == 3, "{name}: {changed:?}");
+        assert_eq!(changed.is_ok(), checked == 4, "{name}: {changed:?}");
+    }
+}
+
+/// Each secret that was set meanwhile had the change checked again, at last while all other writers waited.
+async fn secrets_beside_a_change_overtake_it_at_the_quota_alone(place: Place) {
+    let other = place.open().await;
+    let (name, mut acme) = tenant("acme");
+    acme.spec.insert("quotas".to_owned(), json!({"objects": 3}));
+    put(&other, (name, acme)).await;
+    put(&other, server("acme", "one", "0")).await;
+    let set = async |holder: &str| {
+        let of = HolderAt {
+            tenant: "acme",
+            server: "one",
+            holder: Some(holder),
+        };
+        let (value, secrets, author) = (Secret::new("x".to_owned()), other.secrets(), ada());
+        let given = (&value, None);
+        secrets.put(of, "TOKEN", given, None, &author).await
+    };
+    // A server and two secrets are three objects.
+    for (holders, checked) in [(&["ada", "eve"][..], 1_usize), (&["max"][..], 2)] {
+        let barrier = Arc::new(Barrier::new(2));
+        let (store, checks) = stopping_at(&place, &barrier, ("acme", 1)).await;
+        let beside = async {
+            meet(&barrier).await;
+            let mut done = Vec::new();
+            for &holder in holders {
+                done.push(set(holder).await);
+            }
+            meet(&barrier).await;
+            done
+        };
+        let change = put_as_tenant(&store, server("acme", "one", &checked.to_string()));
+        let (changed, done) = tokio::join!(change, beside);
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+        assert_eq!(checks.load(Ordering::Relaxed), checked, "{changed:?}");
+        let is_refused = matches!(&changed, Err(Error::Invalid(_)));
+        assert_eq!(is_refused, checked == 2, "{changed:?}");
+        assert_eq!(changed.is_ok(), checked == 1, "{changed:?}");
+    }
+}
+
+/// Their number is not what a change is judged by, but whether there are some.
+async fn new_tenants_beside_a_change_do_not_overtake_it(place: Place) {
+    let other = place.open().await;
+    for name in ["acme", "b", "c"] {
+        put(&other, tenant(name)).await;
+    }
+    let barrier = Arc::new(Barrier::new(2));
+    let (store, checks) = stopping_at(&place, &barrier, ("acme", 1)).await;
+    let beside = async {
+        meet(&barrier).await;
+        let put = put_as_tenant(&other, tenant("d")).await;
+        meet(&barrier).await;
+        put
+    };
+    let change = put_as_tenant(&store, server("acme", "one", "1"));
+    let (changed, added) = tokio::join!(change, beside);
+    added.unwrap();
+    changed.unwrap();
+    assert_eq!(checks.load(Ordering::Relaxed), 1);
 }

@@ -104,6 +104,11 @@ impl Problem {
                 StatusCode::CONFLICT,
                 "there is one of this name, or with this hash, already",
             ),
+            // Not 409: the change is a right one, and is made once the others pause.
+            database::Error::Overtaken => {
+                let text = "others change the same tenant at the moment, and no object has changed: try again";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, text).with_retry(RETRY)
+            }
             database::Error::LastKey => Self::new(
                 StatusCode::CONFLICT,
                 "no other operator key holds; make another one first",
@@ -134,3 +139,22 @@ impl From<database::Error> for Problem {
 const NAME_MAX: usize = 200;
 /// Delay before a retry while the database is unavailable.
 const RETRY: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+    use http::header::RETRY_AFTER;
+
+    use super::*;
+
+    /// No 409 or 412: the object is as the request expects it.
+    #[test]
+    fn an_overtaken_change_is_to_come_again() {
+        for is_conditional in [false, true] {
+            let problem = Problem::of(database::Error::Overtaken, is_conditional);
+            let response = problem.into_response();
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(response.headers()[RETRY_AFTER], "1");
+        }
+    }
+}

@@ -94,22 +94,16 @@ impl WarmChildren {
     /// until `halt`.
     ///
     /// A server that did not change has the same address.
-    pub(super) fn keep_only(
+    pub(super) fn keep_only<'s>(
         &self,
-        wanted: &[Arc<Server>],
+        wanted: impl Iterator<Item = &'s Arc<Server>>,
         halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
-        let is_wanted =
-            |server: &Arc<Server>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, server));
-        // A queue without a sender is cleared.
-        queues.retain(|_, queue| is_wanted(&queue.server));
-        for server in wanted {
-            if server.supervision.warm > 0 {
-                let open = || self.open_queue(server, halt.clone(), tracker);
-                queues.entry(spec(server)).or_insert_with(open);
-            }
+        for server in without_queue(&mut queues, wanted) {
+            let queue = self.open_queue(server, halt.clone(), tracker);
+            queues.insert(spec(server), queue);
         }
     }
 
@@ -139,6 +133,20 @@ impl WarmChildren {
             takers,
         }
     }
+}
+
+/// Clears the queues of servers that are not wanted; returns the servers that want one and have none.
+///
+/// Every change comes here, also each revocation: it looks at each server once, and at the launch of none.
+fn without_queue<'s>(
+    queues: &mut HashMap<Spec, ServerQueue>,
+    wanted: impl Iterator<Item = &'s Arc<Server>>,
+) -> Vec<&'s Arc<Server>> {
+    let warm = wanted.filter(|server| server.supervision.warm > 0);
+    let mut wanted: HashMap<_, _> = warm.map(|server| (Arc::as_ptr(server), server)).collect();
+    // A queue without a sender is cleared.
+    queues.retain(|_, queue| wanted.remove(&Arc::as_ptr(&queue.server)).is_some());
+    wanted.into_values().collect()
 }
 
 /// The owner of one queue.
@@ -313,6 +321,30 @@ mod tests {
         warm::*,
     };
     use crate::base::budget::Budget;
+
+    /// Each revocation compared all queues with all servers, and hashed what each of these is launched with.
+    #[test]
+    fn a_server_that_did_not_change_is_not_looked_at_for_a_queue() {
+        let queue = |server: &Arc<Server>| ServerQueue {
+            server: Arc::clone(server),
+            takers: mpsc::channel(1).0,
+        };
+        let [kept, gone, new] = ["warm: 1", "args: [a], warm: 1", "args: [b], warm: 1"].map(server);
+        let (cold, changed) = (server("args: [c]"), server("args: [a], warm: 1"));
+        let queues = [&kept, &gone].map(|server| (spec(server), queue(server)));
+        let mut queues = HashMap::from(queues);
+        let wanted = [&kept, &new, &cold, &changed];
+        let mut missing: Vec<_> = without_queue(&mut queues, wanted.into_iter())
+            .into_iter()
+            .map(Arc::as_ptr)
+            .collect();
+        let mut expected = [&new, &changed].map(Arc::as_ptr);
+        missing.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(missing, expected);
+        let left: Vec<_> = queues.into_values().map(|queue| queue.server).collect();
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &kept));
+    }
 
     /// Those of a restart, or with a secret that had changed, were handed out and replaced at once.
     #[tokio::test]

@@ -197,9 +197,9 @@ impl Pool {
 
     /// Keeps the declared number of warm children of each `wanted` server, and none of other servers,
     /// until `halt`.
-    pub(crate) fn keep_warm(
+    pub(crate) fn keep_warm<'s>(
         &self,
-        wanted: &[Arc<Server>],
+        wanted: impl Iterator<Item = &'s Arc<Server>>,
         halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {

@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::{
@@ -12,12 +12,12 @@ use super::{
         Attempt, Cause, Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots,
         Verdict, is_shortage, spec,
     },
-    child::{CapacityPlace, Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory},
+    child::{CapacityPlace, Child, Entry, Launcher, Owner, Registry, Seat, TenantMemory, calm},
     delivery::{SecretSource, deliver},
     prepare::Ready,
 };
 use crate::{
-    base::budget::Drawn,
+    base::budget::{Drawn, OwnersTurn, Turns},
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -28,6 +28,11 @@ pub(super) struct Starter {
     launcher: Launcher,
     /// Starts under way.
     slots: StartSlots,
+    /// Turns of warm children until they are up: otherwise all of them would boot at once after a restart, and no child
+    /// of a client beside them in time.
+    warm: Turns,
+    /// The end of slots and of these turns by themselves.
+    lapse: Lapse,
     circuits: Arc<Circuits>,
     memory: TenantMemory,
     secrets: SecretSource,
@@ -68,7 +73,8 @@ pub(crate) struct Place {
     seat: Seat,
     capacity: CapacityPlace,
     _descriptors: Drawn,
-    /// Held until the child has answered its first request or failed to.
+    /// Held until the child has answered its first request or failed to; that of a warm child, which is its turn, until
+    /// it is up.
     slot: Option<StartSlot>,
     /// Held until then too, but by no warm child: its first request is the probe of a circuit.
     attempt: Option<Attempt>,
@@ -94,15 +100,15 @@ impl Starter {
         (metrics, traces): (Arc<Metrics>, Traces),
         tracker: TaskTracker,
     ) -> Self {
+        let lapse = Lapse {
+            after: SLOT,
+            tracker,
+        };
         Self {
             launcher,
-            slots: StartSlots::new(
-                bounds.parallel,
-                Lapse {
-                    after: SLOT,
-                    tracker,
-                },
-            ),
+            slots: StartSlots::new(bounds.parallel, lapse.clone()),
+            warm: Turns::new((bounds.parallel / 4).max(1)),
+            lapse,
             circuits,
             memory,
             secrets,
@@ -110,6 +116,15 @@ impl Starter {
             metrics,
             traces,
         }
+    }
+
+    /// Waits for the turn of a warm child of `server`, before anything is taken for it; not during a backoff: a server
+    /// that fails delays no other.
+    pub(super) async fn warm_turn(&self, server: &Server) -> OwnersTurn {
+        if let Verdict::After(wait) = self.circuits.peek(&spec(server), None) {
+            sleep(wait).await;
+        }
+        self.warm.take(&server.tenant).await
     }
 
     /// Starts a child as soon as there is room, from the prepared store if there is one.
@@ -150,7 +165,7 @@ impl Starter {
                 Verdict::After(wait) if Instant::now() + wait > deadline => {
                     return self.circuits.refuse(Refused::Busy);
                 }
-                Verdict::After(wait) => tokio::time::sleep(wait).await,
+                Verdict::After(wait) => sleep(wait).await,
             }
             let room = self.room(server, is_warm, (began, deadline)).await;
             let Some((capacity, slot)) = room else {
@@ -242,6 +257,17 @@ impl Starter {
     }
 }
 
+impl Started {
+    /// Frees the slot of a warm child, which waits for a session; its turn is over when the child is up.
+    pub(super) fn settle(&mut self, turn: OwnersTurn) {
+        let Self { child, place } = self;
+        let lapse = &place.starter.lapse;
+        let slot = child.pid().map(|guard| lapse.hold(turn, calm(guard)));
+        (place.slot, place.attempt) = (slot, None);
+        place.is_warm = true;
+    }
+}
+
 impl Place {
     /// Entry of the child in the registry.
     pub(crate) fn entry(&self) -> &Arc<Entry> {
@@ -306,12 +332,6 @@ impl Place {
         traces.ended(CHILD_START, names, self.trace.as_ref(), age, error);
     }
 
-    /// Frees the slot of a warm child while it waits for a session.
-    pub(super) fn settle(&mut self) {
-        self.is_warm = true;
-        (self.slot, self.attempt) = (None, None);
-    }
-
     /// A warm child gets its first request.
     pub(super) fn begin(&mut self, occasion: Occasion, attempt: Option<Attempt>) {
         (self.cause, self.attempt) = (occasion.cause, attempt);
@@ -335,7 +355,7 @@ impl Drop for Place {
 
 /// The time for which a start holds its slot: what it does then, if it still does anything, others need
 /// not wait for.
-const SLOT: Duration = Duration::from_secs(5);
+pub(super) const SLOT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -362,9 +382,13 @@ pub(super) mod tests {
 
     /// The same, of this tenant.
     pub(in crate::backend) fn server_of(tenant: &str, keys: &str) -> Arc<Server> {
-        let text = format!(
-            "tenants: {{{tenant}: {{auth: {{mode: none}}, servers: {{x: {{command: cat, {keys}}}}}}}}}"
-        );
+        server_with(tenant, &format!("command: cat, {keys}"))
+    }
+
+    /// A server of this tenant with these keys alone.
+    pub(in crate::backend) fn server_with(tenant: &str, keys: &str) -> Arc<Server> {
+        let text =
+            format!("tenants: {{{tenant}: {{auth: {{mode: none}}, servers: {{x: {{{keys}}}}}}}}}");
         let manifest = parse("F", &text, Format::Yaml, &BTreeMap::new()).unwrap();
         manifest.catalog.find(tenant, "x").unwrap().1
     }

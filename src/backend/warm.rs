@@ -22,7 +22,7 @@ use super::{
     admission::{Refused, Spec, Stage, spec},
     child::{Child, Exit},
     prepare::Preparations,
-    starter::{Occasion, Started, Starter},
+    starter::{Occasion, SLOT, Started, Starter},
 };
 use crate::{
     declare::Server,
@@ -94,22 +94,16 @@ impl WarmChildren {
     /// until `halt`.
     ///
     /// A server that did not change has the same address.
-    pub(super) fn keep_only(
+    pub(super) fn keep_only<'s>(
         &self,
-        wanted: &[Arc<Server>],
+        wanted: impl Iterator<Item = &'s Arc<Server>>,
         halt: &CancellationToken,
         tracker: &TaskTracker,
     ) {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
-        let is_wanted =
-            |server: &Arc<Server>| wanted.iter().any(|wanted| Arc::ptr_eq(wanted, server));
-        // A queue without a sender is cleared.
-        queues.retain(|_, queue| is_wanted(&queue.server));
-        for server in wanted {
-            if server.supervision.warm > 0 {
-                let open = || self.open_queue(server, halt.clone(), tracker);
-                queues.entry(spec(server)).or_insert_with(open);
-            }
+        for server in without_queue(&mut queues, wanted) {
+            let queue = self.open_queue(server, halt.clone(), tracker);
+            queues.insert(spec(server), queue);
         }
     }
 
@@ -139,6 +133,20 @@ impl WarmChildren {
             takers,
         }
     }
+}
+
+/// Clears the queues of servers that are not wanted; returns the servers that want one and have none.
+///
+/// Every change comes here, also each revocation: it looks at each server once, and at the launch of none.
+fn without_queue<'s>(
+    queues: &mut HashMap<Spec, ServerQueue>,
+    wanted: impl Iterator<Item = &'s Arc<Server>>,
+) -> Vec<&'s Arc<Server>> {
+    let warm = wanted.filter(|server| server.supervision.warm > 0);
+    let mut wanted: HashMap<_, _> = warm.map(|server| (Arc::as_ptr(server), server)).collect();
+    // A queue without a sender is cleared.
+    queues.retain(|_, queue| wanted.remove(&Arc::as_ptr(&queue.server)).is_some());
+    wanted.into_values().collect()
 }
 
 /// The owner of one queue.
@@ -194,10 +202,15 @@ impl QueueTask {
             }
             let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
-                    let deadline = Instant::now() + server.clocks.start.max(PAUSE);
-                    starter
-                        .start(&server, ready.as_deref(), 0, deadline, Occasion::default())
-                        .await
+                    let turn = starter.warm_turn(&server).await;
+                    // Others wait for the turn.
+                    let (deadline, occasion) = (Instant::now() + SLOT, Occasion::default());
+                    let ready = ready.as_deref();
+                    let mut started = starter.start(&server, ready, 0, deadline, occasion).await;
+                    if let Ok(started) = &mut started {
+                        started.settle(turn);
+                    }
+                    started
                 }
                 Err(refused) => Err(refused),
             };
@@ -211,8 +224,7 @@ impl QueueTask {
     }
 
     /// Keeps a child until a session takes it.
-    fn keep(&mut self, mut started: Started) {
-        started.place.settle();
+    fn keep(&mut self, started: Started) {
         let replaced = Arc::clone(&self.replaced);
         started
             .place
@@ -308,28 +320,94 @@ async fn ended(queue: &mut VecDeque<Started>) -> (usize, Exit) {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        child::Restart,
-        starter::tests::{preparations, server, starter},
+        child::{Owner, Restart},
+        starter::tests::{preparations, server, server_with, starter},
         warm::*,
     };
     use crate::base::budget::Budget;
 
-    /// Those of a restart, or with a secret that had changed, were handed out and replaced at once.
-    #[tokio::test]
-    async fn a_warm_child_that_is_to_be_replaced_is_handed_to_nobody() {
-        let (starter, _work) = starter(4);
-        let mut task = QueueTask {
+    fn queue_task(starter: Arc<Starter>, server: Arc<Server>) -> QueueTask {
+        QueueTask {
             preparations: preparations(&starter),
-            server: server("warm: 3"),
+            server,
             queue: VecDeque::new(),
             replaced: Arc::default(),
             pause: Duration::ZERO,
             tracker: TaskTracker::new(),
             starter,
+        }
+    }
+
+    /// After a restart all of them booted at once, and no child of a client had an answer in time.
+    #[tokio::test]
+    async fn warm_children_boot_in_turn_and_children_of_clients_beside_them() {
+        let (starter, _work) = starter(4);
+        let busy = server_with("a", "command: sh, args: [-c, \"while :; do :; done\"], warm: 2");
+        let mut task = queue_task(Arc::clone(&starter), busy);
+        let Started { child, place } = task.refill().await.ok().unwrap();
+        let mut second = task.refill();
+        let occasion = Occasion {
+            owner: Some(Owner::Tenant),
+            ..Occasion::default()
         };
+        let (server, deadline) = (server("era: auto"), Instant::now() + SLOT);
+        let of_client = starter.start(&server, None, 0, deadline, occasion);
+        let of_client = tokio::select! {
+            biased;
+            _ = &mut second => None,
+            started = of_client => started.ok(),
+        };
+        assert!(of_client.is_some(), "it waited behind two warm ones");
+        drop(of_client);
+        child.kill().await;
+        drop(place);
+        assert!(second.await.is_ok());
+    }
+
+    /// A server that has all that it wants is full again at once where nothing else boots.
+    #[tokio::test]
+    async fn a_warm_child_that_is_up_keeps_no_other_from_booting() {
+        let (starter, _work) = starter(4);
+        let mut task = queue_task(starter, server("warm: 3"));
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let started = task.refill().await.ok().unwrap();
+            task.keep(started);
+        }
+        assert!(begun.elapsed() < SLOT, "their turns lapsed");
+    }
+
+    /// Each revocation compared all queues with all servers, and hashed what each of these is launched with.
+    #[test]
+    fn a_server_that_did_not_change_is_not_looked_at_for_a_queue() {
+        let queue = |server: &Arc<Server>| ServerQueue {
+            server: Arc::clone(server),
+            takers: mpsc::channel(1).0,
+        };
+        let [kept, gone, new] = ["warm: 1", "args: [a], warm: 1", "args: [b], warm: 1"].map(server);
+        let (cold, changed) = (server("args: [c]"), server("args: [a], warm: 1"));
+        let queues = [&kept, &gone].map(|server| (spec(server), queue(server)));
+        let mut queues = HashMap::from(queues);
+        let wanted = [&kept, &new, &cold, &changed];
+        let mut missing: Vec<_> = without_queue(&mut queues, wanted.into_iter())
+            .into_iter()
+            .map(Arc::as_ptr)
+            .collect();
+        let mut expected = [&new, &changed].map(Arc::as_ptr);
+        missing.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(missing, expected);
+        let left: Vec<_> = queues.into_values().map(|queue| queue.server).collect();
+        assert!(left.len() == 1 && Arc::ptr_eq(&left[0], &kept));
+    }
+
+    /// Those of a restart, or with a secret that had changed, were handed out and replaced at once.
+    #[tokio::test]
+    async fn a_warm_child_that_is_to_be_replaced_is_handed_to_nobody() {
+        let (starter, _work) = starter(4);
+        let mut task = queue_task(starter, server("warm: 3"));
         for _ in 0..4 {
-            let mut started = task.refill().await.ok().unwrap();
-            started.place.settle();
+            let started = task.refill().await.ok().unwrap();
             task.queue.push_back(started);
         }
         task.queue[0].place.entry().drain();
@@ -357,16 +435,8 @@ mod tests {
     #[tokio::test]
     async fn the_stderr_of_warm_children_is_read_in_turns_of_their_tenant() {
         let (starter, _work) = starter(2);
-        let mut task = QueueTask {
-            preparations: preparations(&starter),
-            // Its only complaint is that there is no such file.
-            server: server("args: [/nonexistent, \"-\"], warm: 2"),
-            queue: VecDeque::new(),
-            replaced: Arc::default(),
-            pause: Duration::ZERO,
-            tracker: TaskTracker::new(),
-            starter,
-        };
+        // Its only complaint is that there is no such file.
+        let mut task = queue_task(starter, server("args: [/nonexistent, \"-\"], warm: 2"));
         let tenant = Budget::new(1 << 30).share();
         for _ in 0..2 {
             let mut started = task.refill().await.ok().unwrap();
@@ -406,15 +476,7 @@ mod tests {
     #[tokio::test]
     async fn a_warm_child_without_a_process_delays_the_next_one_alone() {
         let (starter, _work) = starter(2);
-        let mut task = QueueTask {
-            preparations: preparations(&starter),
-            server: server("warm: 1"),
-            queue: VecDeque::new(),
-            replaced: Arc::default(),
-            pause: Duration::ZERO,
-            tracker: TaskTracker::new(),
-            starter,
-        };
+        let mut task = queue_task(starter, server("warm: 1"));
         for (is_shortage, state, pause) in [
             (true, ChildState::Starting, PAUSE),
             (false, ChildState::Stopping, Duration::ZERO),
@@ -439,15 +501,7 @@ mod tests {
     async fn warm_children_are_replaced_at_once() {
         let (starter, _work) = starter(8);
         let registry = Arc::clone(&starter.registry);
-        let mut task = QueueTask {
-            preparations: preparations(&starter),
-            server: server("warm: 2"),
-            queue: VecDeque::new(),
-            replaced: Arc::default(),
-            pause: Duration::ZERO,
-            tracker: TaskTracker::new(),
-            starter,
-        };
+        let mut task = queue_task(starter, server("warm: 2"));
         // One that is to be replaced before it is kept.
         let started = task.refill().await.ok().unwrap();
         started.place.entry().drain();

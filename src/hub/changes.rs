@@ -16,12 +16,7 @@ use super::{
     core::{AccessChange, Core, Handle},
     requests::Hub,
 };
-use crate::{
-    backend::child::Restart,
-    declare::{Catalog, Server},
-    protocol::Revision,
-    state::SessionId,
-};
+use crate::{backend::child::Restart, declare::Catalog, protocol::Revision, state::SessionId};
 
 impl Hub {
     /// Makes sessions and children follow `catalog`. Sessions whose queue is full are told later: neither the others
@@ -67,8 +62,8 @@ impl Hub {
         for (tenant, revision) in excluded(&before, catalog) {
             core.shared_children.close(tenant, revision);
         }
-        let wanted: Vec<Arc<Server>> = catalog.servers().cloned().collect();
-        core.pool.keep_warm(&wanted, &core.drain, &core.tracker);
+        core.pool
+            .keep_warm(catalog.servers(), &core.drain, &core.tracker);
     }
 
     /// Tells a session what changed for it; in a task that waits for room in its queue, if there is none. One that was

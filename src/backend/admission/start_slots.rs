@@ -4,7 +4,7 @@
 //! time only. Until then a tenant that fills its share waits for its own slots, and others still find
 //! some. Not here: how long a start waits.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use tokio::time::timeout;
 use tokio_util::{
@@ -12,7 +12,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use crate::base::budget::Turns;
+use crate::base::budget::{OwnersTurn, Turns};
 
 /// All slots.
 pub(crate) struct StartSlots {
@@ -47,11 +47,21 @@ impl StartSlots {
     /// Waits for a slot for `tenant`.
     pub(crate) async fn take(&self, tenant: &str) -> StartSlot {
         let turn = self.turns.take(tenant).await;
-        let Lapse { after, tracker } = &self.lapse;
+        self.lapse.hold(turn, pending())
+    }
+}
+
+impl Lapse {
+    /// Holds a turn for a start until its slot is dropped, until `over`, or until it lapses.
+    pub(crate) fn hold(
+        &self,
+        turn: OwnersTurn,
+        over: impl Future<Output = ()> + Send + 'static,
+    ) -> StartSlot {
         let end = CancellationToken::new();
-        let (ended, after) = (end.clone(), *after);
-        tracker.spawn(async move {
-            _ = timeout(after, ended.cancelled()).await;
+        let (ended, after) = (end.clone(), self.after);
+        self.tracker.spawn(async move {
+            _ = timeout(after, ended.run_until_cancelled(over)).await;
             drop(turn);
         });
         StartSlot {

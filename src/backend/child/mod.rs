@@ -37,5 +37,6 @@ pub(crate) use self::registry::{ChildStatus, Entry, Registry, Restart};
 pub(crate) use self::seats::{ChildSeats, Owner, Seat};
 pub(crate) use self::stdio::{Child, ChildEvent, Exit};
 pub(crate) use self::tokens::AccessToken;
+pub(crate) use self::usage::calm;
 #[cfg(test)]
 pub(crate) use self::zygote::Zygote;

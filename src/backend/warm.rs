@@ -424,11 +424,7 @@ mod tests {
         assert!(started.await.is_err() && task.queue.is_empty());
         task.tracker.close();
         task.tracker.wait().await;
-        assert_eq!(
-            registry.list(|_| true, false).len(),
-            1,
-            "the others are stopped"
-        );
+        assert_eq!(registry.list(|_| true).len(), 1, "the others are stopped");
     }
 
     /// Warm children that wrote to stderr without end were all read at each poll of their task.
@@ -512,7 +508,7 @@ mod tests {
             task.keep(started);
         }
         let numbers = || -> Vec<u64> {
-            let children = registry.list(|_| true, false);
+            let children = registry.list(|_| true);
             children.iter().map(|child| child.number).collect()
         };
         let old = numbers();

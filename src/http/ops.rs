@@ -65,7 +65,11 @@ pub(crate) fn operations(
         let listed = tokio::task::spawn_blocking(move || children(&hub)).await;
         list(listed.unwrap_or_default())
     });
-    let prepared = get(async |State(hub): State<Hub>| list(prepared(&hub)));
+    let prepared = get(async |State(hub): State<Hub>| {
+        // Each may have the last output of an installer.
+        let listed = tokio::task::spawn_blocking(move || prepared(&hub)).await;
+        list(listed.unwrap_or_default())
+    });
     let children = Router::new()
         .route("/children", children)
         .route("/prepared", prepared)
@@ -98,21 +102,31 @@ fn prepared(hub: &Hub) -> String {
 /// Lists children; ages and processor times are in seconds, memory in bytes.
 fn children(hub: &Hub) -> String {
     let seen = hub.children().into_iter().map(|child| {
-        let stderr = String::from_utf8_lossy(&child.stderr).into_owned();
-        let last = stderr.lines().rev().take(LAST_LINES).collect::<Vec<_>>();
         serde_json::json!({
             "number": child.number, "tenant": child.tenant, "server": child.server,
             "guard": child.guard, "pid": child.pid, "state": child.state.into_str(),
             "age": child.age.as_secs_f64(), "restarts": child.restarts, "calls": child.calls,
             "memory": child.memory, "cpu": child.cpu.as_secs_f64(),
-            "stderr": last.into_iter().rev().collect::<Vec<_>>(),
+            "stderr": last_lines(&child.stderr.bytes()),
         })
     });
     serde_json::Value::from(seen.collect::<Vec<_>>()).to_string()
 }
 
+/// The last lines of a child's stderr, in their order.
+fn last_lines(stderr: &[u8]) -> Vec<String> {
+    let last = &stderr[stderr.len().saturating_sub(LAST_BYTES)..];
+    let text = String::from_utf8_lossy(last);
+    let newest = text.lines().rev().take(LAST_LINES);
+    let mut lines: Vec<String> = newest.map(str::to_owned).collect();
+    lines.reverse();
+    lines
+}
+
 /// Listed lines of a child's stderr.
 const LAST_LINES: usize = 20;
+/// Listed bytes of a child's stderr, of which JSON makes up to six times as many: 100 MiB of 4,000 children at most.
+const LAST_BYTES: usize = 4 << 10;
 
 fn report(health: &Health, detail: Detail) -> (StatusCode, Report) {
     let (readiness, unavailable) = health.readiness();
@@ -167,6 +181,18 @@ mod tests {
     fn shown(health: &Health, detail: Detail) -> (u16, String) {
         let (code, report) = report(health, detail);
         (code.as_u16(), serde_json::to_string(&report).expect("json"))
+    }
+
+    /// A child that wrote long lines had 64 KiB in the list, and six times as many in its text.
+    #[test]
+    fn a_child_is_listed_with_its_last_lines_within_a_bound() {
+        let many: String = (0..30).map(|number| format!("{number}\n")).collect();
+        let wanted: Vec<String> = (10..30).map(|number| number.to_string()).collect();
+        assert_eq!(last_lines(many.as_bytes()), wanted);
+        let long = ["x".repeat(64 << 10), "last".to_owned()].join("\n");
+        let listed = last_lines(long.as_bytes());
+        assert_eq!((listed.len(), &*listed[1]), (2, "last"));
+        assert_eq!(listed.concat().len(), LAST_BYTES - 1);
     }
 
     #[test]

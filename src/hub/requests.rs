@@ -249,17 +249,12 @@ impl Hub {
 
     /// Every running child, oldest first; reads `/proc`.
     pub(crate) fn children(&self) -> Vec<ChildStatus> {
-        self.0.pool.registry.list(|_| true, true)
+        self.0.pool.registry.list(|_| true)
     }
 
-    /// The running children of some tenants and servers, which `is_wanted` is asked by their names, with their latest
-    /// stderr or without; reads `/proc`.
-    pub(crate) fn children_of(
-        &self,
-        is_wanted: impl Fn([&str; 2]) -> bool,
-        with_stderr: bool,
-    ) -> Vec<ChildStatus> {
-        self.0.pool.registry.list(is_wanted, with_stderr)
+    /// The running children of some tenants and servers, which `is_wanted` is asked by their names; reads `/proc`.
+    pub(crate) fn children_of(&self, is_wanted: impl Fn([&str; 2]) -> bool) -> Vec<ChildStatus> {
+        self.0.pool.registry.list(is_wanted)
     }
 
     /// The number of children of a server.

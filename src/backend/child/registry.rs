@@ -99,8 +99,8 @@ pub(crate) struct ChildStatus {
     pub(crate) memory: u64,
     /// Processor time of all its processes.
     pub(crate) cpu: Duration,
-    /// Last bytes of its stderr.
-    pub(crate) stderr: Vec<u8>,
+    /// Last bytes of its stderr, which are not copied: children may be thousands.
+    pub(crate) stderr: Tail,
 }
 
 impl Registry {
@@ -156,13 +156,9 @@ impl Registry {
         selected.cloned().collect()
     }
 
-    /// Lists children by the names of their tenants and servers, oldest first, with what they have last written to stderr
-    /// or without; reads `/proc`, so not for the path of a call.
-    pub(crate) fn list(
-        &self,
-        is_wanted: impl Fn([&str; 2]) -> bool,
-        with_stderr: bool,
-    ) -> Vec<ChildStatus> {
+    /// Lists children by the names of their tenants and servers, oldest first; reads `/proc`, so not for the path of a
+    /// call.
+    pub(crate) fn list(&self, is_wanted: impl Fn([&str; 2]) -> bool) -> Vec<ChildStatus> {
         let status = |entry: Arc<Entry>| {
             let guard = entry.guard.load(Ordering::Relaxed);
             let usage = Usage::of(guard);
@@ -178,11 +174,7 @@ impl Registry {
                 calls: entry.calls.load(Ordering::Relaxed),
                 memory: usage.memory,
                 cpu: usage.cpu,
-                stderr: if with_stderr {
-                    entry.stderr()
-                } else {
-                    Vec::new()
-                },
+                stderr: entry.tail(),
             }
         };
         let wanted = self.all(|entry| is_wanted(entry.names()));
@@ -333,8 +325,13 @@ impl Entry {
 
     /// The last bytes of its stderr.
     pub(crate) fn stderr(&self) -> Vec<u8> {
+        self.tail().bytes()
+    }
+
+    /// Handle to them, which stays with this process if another one replaces it.
+    fn tail(&self) -> Tail {
         let present = self.present.read().unwrap_or_else(PoisonError::into_inner);
-        present.stderr.as_ref().map(Tail::bytes).unwrap_or_default()
+        present.stderr.clone().unwrap_or_default()
     }
 
     /// Sets the function that wakes the owner of the child to look at [`Entry::restart`].

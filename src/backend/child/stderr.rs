@@ -101,14 +101,26 @@ impl TenantLines {
 }
 
 /// Last bytes of a child's stderr, readable while it runs.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Tail(Arc<RwLock<VecDeque<u8>>>);
 
 impl Tail {
     /// Bytes kept at present.
     pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.last(usize::MAX)
+    }
+
+    /// The last of them, at most `most`.
+    pub(crate) fn last(&self, most: usize) -> Vec<u8> {
         let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ring.iter().copied().collect()
+        let begin = ring.len().saturating_sub(most);
+        ring.range(begin..).copied().collect()
+    }
+
+    /// Their number at present.
+    pub(crate) fn length(&self) -> usize {
+        let ring = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        ring.len()
     }
 }
 
@@ -329,6 +341,11 @@ mod tests {
         stderr.take(b"hello ");
         stderr.take(b"world\n");
         assert_eq!(stderr.tail().bytes(), b"o world\n");
+        assert_eq!(stderr.tail().last(3), b"ld\n");
+        assert_eq!(
+            (stderr.tail().last(9).len(), stderr.tail().length()),
+            (8, 8)
+        );
         stderr.take(&[b'x'; 100]);
         assert_eq!(stderr.tail().bytes(), [b'x'; 8]);
     }

@@ -56,6 +56,31 @@ pub(crate) struct ListedClient {
     pub(crate) used_ms: Option<i64>,
 }
 
+/// A page of a list of registered clients.
+#[derive(Debug, Default)]
+pub(crate) struct ClientPage {
+    /// The clients, by id.
+    pub(crate) clients: Vec<ListedClient>,
+    /// Bytes of their metadata.
+    pub(crate) bytes: usize,
+    /// There are others behind them.
+    pub(crate) is_more: bool,
+}
+
+impl ClientPage {
+    /// Adds a client; false if it is the first one behind the page, by the number or by the bytes.
+    fn add(&mut self, client: ListedClient, limit: usize) -> bool {
+        let bytes = self.bytes + client.client.metadata.len();
+        let is_full = bytes > PAGE_BYTES && !self.clients.is_empty();
+        self.is_more = is_full || self.clients.len() == limit;
+        if !self.is_more {
+            self.bytes = bytes;
+            self.clients.push(client);
+        }
+        !self.is_more
+    }
+}
+
 /// Registered clients of tenants.
 #[derive(Clone, Copy)]
 pub(crate) struct Clients<'a> {
@@ -123,27 +148,41 @@ impl Clients<'_> {
         rows.first().map(read).transpose()
     }
 
-    /// Lists the clients of a tenant that have not expired, in the order of their ids, behind `after`.
-    pub(crate) async fn list(
+    /// A page of the clients of a tenant that have not expired, in the order of their ids, behind `after`: at most
+    /// `limit` of them, with at most [`PAGE_BYTES`] of metadata, or one. They are read in parts: anybody may register
+    /// many with long metadata, and no more is in memory than a page and a part.
+    pub(crate) async fn page(
         self,
         tenant: &str,
         after: &str,
         limit: usize,
-    ) -> Result<Vec<ListedClient>, Error> {
-        let values = vec![
-            tenant.into(),
-            after.into(),
-            self.pool.now_ms().into(),
-            i64::try_from(limit).unwrap_or(i64::MAX).into(),
-        ];
-        let rows = self.pool.read(ALL, values).await?;
-        let listed = rows.iter().map(|row| {
-            Ok(ListedClient {
-                client: read(row)?,
-                used_ms: row.get("used_ms")?,
-            })
-        });
-        listed.collect()
+    ) -> Result<ClientPage, Error> {
+        let mut transaction = self.pool.snapshot().await?;
+        let (now_ms, mut page) = (self.pool.now_ms(), ClientPage::default());
+        loop {
+            // One client more than the limit shows that there is another page.
+            let part = READ.min(limit + 1 - page.clients.len());
+            let last = page.clients.last();
+            let values = vec![
+                tenant.into(),
+                last.map_or(after, |last| &*last.client.client_id).into(),
+                now_ms.into(),
+                i64::try_from(part).unwrap_or(i64::MAX).into(),
+            ];
+            let rows = transaction.run(ALL, values).await?;
+            for row in &rows {
+                let client = ListedClient {
+                    client: read(row)?,
+                    used_ms: row.get("used_ms")?,
+                };
+                if !page.add(client, limit) {
+                    return Ok(page);
+                }
+            }
+            if rows.len() < part {
+                return Ok(page);
+            }
+        }
     }
 
     /// Replaces metadata, secret and access token of a client whose metadata and secret are still those of `known`;
@@ -358,6 +397,12 @@ const DECIDED: &str = "
 
 /// The kind of the record of a registration.
 const REGISTERED: &str = "client.registered";
+
+/// Bytes of metadata in a page of clients.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// Clients of a page that are read at a time: some have 30 KiB.
+const READ: usize = 16;
 
 /// Maximum clients that are removed at a time.
 const PART: usize = 1000;

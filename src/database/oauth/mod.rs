@@ -30,7 +30,7 @@ pub(crate) mod signing_keys;
 mod surplus;
 pub(crate) mod sweep;
 
-pub(crate) use self::clients::{Clients, ListedClient, Registered, millis};
+pub(crate) use self::clients::{ClientPage, Clients, ListedClient, Registered, millis};
 pub(crate) use self::direct_grants::MachineGrant;
 pub(crate) use self::grants::{
     Grant, GrantFilter, Grants, ListedGrant, NewCode, NewRefresh, Refreshed, Succession, TakenCode,

@@ -17,6 +17,7 @@ on_both! {
     registered_clients_are_added_replaced_and_removed
     the_record_of_a_client_goes_with_one_that_nobody_used
     clients_that_nobody_used_give_way
+    a_page_of_registered_clients_ends_by_its_bytes
     log_ins_and_consents_are_remembered
     no_log_in_is_stored_after_its_end
     a_person_has_only_so_many_log_ins
@@ -224,7 +225,7 @@ async fn clients_that_nobody_used_give_way(place: Place) {
         store.audit().append(&[record]).await.unwrap();
     }
     assert!(clients.add("b", &registered("c_b"), 1).await.unwrap());
-    let listed = clients.list("a", "", 99).await.unwrap();
+    let listed = clients.page("a", "", 99).await.unwrap().clients;
     let mut left: Vec<&str> = listed.iter().map(|one| &*one.client.client_id).collect();
     left.sort_unstable();
     let mut wanted = [&used[..], &["c_4", "c_5", "c_6"]].concat();
@@ -246,6 +247,46 @@ async fn clients_that_nobody_used_give_way(place: Place) {
         clients.decided("a", &format!("c_{at}")).await.unwrap();
     }
     assert!(!clients.add("a", &unused(7), 7).await.unwrap());
+}
+
+/// A page of a thousand was 30 MB of rows, which became trees on a worker.
+async fn a_page_of_registered_clients_ends_by_its_bytes(place: Place) {
+    let [store, _] = open(&place).await;
+    let clients = store.clients();
+    let names = |numbers: std::ops::Range<usize>| -> Vec<String> {
+        numbers.map(|number| format!("c_{number:02}")).collect()
+    };
+    for (number, name) in names(0..60).iter().enumerate() {
+        let length = match number {
+            7 => 2 << 20,
+            10..40 => 60 << 10,
+            _ => 1,
+        };
+        let long = Registered {
+            metadata: "x".repeat(length),
+            ..registered(name)
+        };
+        assert!(clients.add("a", &long, 99).await.unwrap());
+    }
+    let page = async |after: &str, limit| {
+        let page = clients.page("a", after, limit).await.unwrap();
+        let listed = page.clients.iter().map(|one| &one.client);
+        let bytes: usize = listed.clone().map(|client| client.metadata.len()).sum();
+        assert_eq!(page.bytes, bytes);
+        let ids = listed.map(|client| client.client_id.clone());
+        (ids.collect::<Vec<_>>(), page.is_more)
+    };
+    // By their number, also where that is one of whole parts.
+    assert_eq!(page("", 3).await, (names(0..3), true));
+    assert_eq!(page("c_39", 19).await, (names(40..59), true));
+    assert_eq!(page("c_39", 20).await, (names(40..60), false));
+    assert_eq!(page("c_43", 16).await, (names(44..60), false));
+    assert_eq!(page("c_59", 9).await, (names(0..0), false));
+    // By their bytes; one that is larger than a page is a page. Of 60 KiB a page has 17.
+    assert_eq!(page("", 1000).await, (names(0..7), true));
+    assert_eq!(page("c_06", 1000).await, (names(7..8), true));
+    assert_eq!(page("c_07", 1000).await, (names(8..27), true));
+    assert_eq!(page("c_26", 1000).await, (names(27..60), false));
 }
 
 async fn the_record_of_a_client_goes_with_one_that_nobody_used(place: Place) {

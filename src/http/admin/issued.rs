@@ -1,7 +1,7 @@
 //! Signing keys, grants, revocations, registered clients and connections to upstreams of a tenant's authorization
 //! server, and API keys that people made.
 
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
 use uuid::Uuid;
@@ -10,17 +10,17 @@ use super::{
     caller::{Caller, Numbered, Permission},
     operation::{Call, Operation, OperationResult, delete, get, post},
     request::{Parameter, expected, json_body},
-    response::{ok, page},
+    response::{ok, page, page_of},
     schema::{self, Schema, Shape, nullable_moment, nullable_text, object, text, texts},
 };
 use crate::{
-    base::{hex, moment},
+    base::{budget::LargeWork, hex, moment},
     config::Wrong,
     database::{
         self, ConnectionAt, ConnectionFilter, Expected, ForAdministrator, Record, StoredConnection,
         oauth::{
-            GrantFilter, ListedClient, ListedGrant, ListedKey, ListedOwnKey, OwnKeyAt, Revoked,
-            Schedule,
+            ClientPage, GrantFilter, ListedClient, ListedGrant, ListedKey, ListedOwnKey, OwnKeyAt,
+            Revoked, Schedule,
         },
     },
     declare::{AuthMode, Document},
@@ -211,16 +211,19 @@ fn grant(seen: &ListedGrant) -> Json {
 async fn registrations(call: Call) -> OperationResult {
     let (limit, after) = (call.query.limit()?, call.query.get("after"));
     let store = call.caller.store(&call.front).await?;
-    // One client more than the limit shows that there is another page.
-    let mut found = store
-        .clients()
-        .list(call.path.tenant(), after.unwrap_or_default(), limit + 1)
-        .await?;
-    let is_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| is_more);
+    let clients = store.clients();
+    let found = clients.page(call.path.tenant(), after.unwrap_or_default(), limit);
+    let found = found.await?;
+    let turn = LargeWork::turn(call.caller.owner(), found.bytes).await;
+    Ok(turn.run(|| registered(&found)))
+}
+
+/// A response with a page of registered clients. The metadata of one at a time is a tree.
+fn registered(found: &ClientPage) -> Response {
+    let next = found.clients.last().filter(|_| found.is_more);
     let next = next.map(|last| last.client.client_id.clone());
-    Ok(page(found.iter().map(registration).collect(), next))
+    let items = found.clients.iter();
+    page_of(items.map(|one| registration(one).to_string()), next)
 }
 
 fn registration(listed: &ListedClient) -> Json {

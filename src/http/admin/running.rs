@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use axum::{body::Body, response::IntoResponse};
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
 use tokio::task::spawn_blocking;
@@ -110,24 +113,26 @@ async fn status(call: Call) -> OperationResult {
         .cloned()
         .collect();
     tenants.sort();
-    let (hub, snapshot, seen, config) = (
+    let (hub, snapshot, config) = (
         front.hub.clone(),
         Arc::clone(&caller.snapshot),
-        tenants.clone(),
         Arc::clone(&front.config),
     );
-    let list = move || in_use(&hub, &snapshot, &seen, &config.public_url);
-    let listed = listed(caller.owner(), list).await?;
-    Ok(ok(&json!({
-        "status": readiness.as_str(), "degraded": degraded, "version": env!("CARGO_PKG_VERSION"),
-        "uptime_seconds": uptime, "tenants": tenants, "servers": listed,
-    })))
+    let shown = move || {
+        let servers = in_use(&hub, &snapshot, &tenants, &config.public_url);
+        ok(&json!({
+            "status": readiness.as_str(), "degraded": degraded,
+            "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": uptime, "tenants": tenants,
+            "servers": servers,
+        }))
+    };
+    listed(caller.owner(), shown).await
 }
 
 /// The use of every server of these tenants.
 fn in_use(hub: &Hub, snapshot: &Snapshot, tenants: &[String], public_url: &str) -> Vec<Json> {
     let is_seen = |[tenant, _]: [&str; 2]| tenants.iter().any(|seen| seen == tenant);
-    let (children, sessions) = (hub.children_of(is_seen, false), hub.session_counts());
+    let (children, sessions) = (hub.children_of(is_seen), hub.session_counts());
     let mut packages = HashMap::new();
     for one in hub.prepared() {
         packages.extend(one.servers.into_iter().map(|name| (name, one.state)));
@@ -191,11 +196,9 @@ async fn sessions_of(
         let is_more = found.len() > limit;
         found.truncate(limit);
         let next = found.last().filter(|_| is_more).map(|one| one.id.clone());
-        let items: Vec<Json> = found.iter().map(session).collect();
-        (items, next)
+        page(found.iter().map(session).collect(), next)
     };
-    let (items, next) = listed(owner, paged).await?;
-    Ok(page(items, next))
+    listed(owner, paged).await
 }
 
 fn session(one: &SessionSummary) -> Json {
@@ -235,9 +238,11 @@ fn not_ended(why: Error, id: &str, so_far: &str) -> Problem {
 }
 
 async fn children(call: Call) -> OperationResult {
-    let found = children_of((&call.front, call.caller.owner()), &call.path, false).await?;
-    let items: Vec<Json> = found.iter().map(child).collect();
-    Ok(ok(&json!({"items": items})))
+    let shown = |found: Vec<ChildStatus>| {
+        let items: Vec<Json> = found.iter().map(child).collect();
+        ok(&json!({"items": items}))
+    };
+    of_children((&call.front, call.caller.owner()), &call.path, shown).await
 }
 
 fn child(one: &ChildStatus) -> Json {
@@ -251,45 +256,95 @@ fn child(one: &ChildStatus) -> Json {
 /// Returns the latest stderr output of a server's children, one object per line. The output of a
 /// start that failed has no child.
 async fn logs(call: Call) -> OperationResult {
-    let found = children_of((&call.front, call.caller.owner()), &call.path, true).await?;
     let server = call
         .caller
         .snapshot
         .catalog
         .find(call.path.tenant(), call.path.name());
     let failure = server.and_then(|(_, server)| call.front.hub.failure(&server));
-    let mut out = String::new();
-    if let Some(failure) = failure {
-        let head = format!("{} failed: {}", failure.stage, failure.why);
-        for line in std::iter::once(&head).chain(&failure.output) {
-            out.push_str(&json!({"child": null, "line": line}).to_string());
-            out.push('\n');
-        }
-    }
-    for one in &found {
-        for line in String::from_utf8_lossy(&one.stderr).lines() {
-            let line = json!({"child": one.number, "line": line});
-            out.push_str(&line.to_string());
-            out.push('\n');
-        }
-    }
-    Ok(lines(Body::from(out)))
+    let shown = move |found: Vec<ChildStatus>| {
+        let failed = failure.map(|failure| {
+            let head = format!("{} failed: {}", failure.stage, failure.why);
+            let output = failure.output.iter().cloned();
+            std::iter::once(head).chain(output).collect::<Vec<_>>()
+        });
+        lines(Body::from(logged(&failed.unwrap_or_default(), &found)))
+    };
+    of_children((&call.front, call.caller.owner()), &call.path, shown).await
 }
 
-async fn children_of(
+/// The lines of a start that failed, and those of children: the newest of each within its part of [`LOGGED`]. What one
+/// does not use of its part is the others'.
+fn logged(failed: &[String], children: &[ChildStatus]) -> String {
+    let failed = failed.iter().rev().map(String::as_str);
+    let failed = newest(None, failed, LOGGED / (children.len() + 1));
+    let mut left = LOGGED - failed.len();
+    let mut parts = vec![String::new(); children.len()];
+    // Those with the least first: their number is read once, because they go on writing.
+    let mut waiting: Vec<usize> = (0..children.len()).collect();
+    waiting.sort_by_cached_key(|at| children[*at].stderr.length());
+    for (done, at) in waiting.into_iter().enumerate() {
+        let (child, room) = (&children[at], left / (children.len() - done));
+        // A byte takes one of the text at least.
+        let stderr = child.stderr.last(room);
+        let text = String::from_utf8_lossy(&stderr);
+        parts[at] = newest(Some(child.number), text.lines().rev(), room);
+        left -= parts[at].len();
+    }
+    failed + &parts.concat()
+}
+
+/// The newest of some lines, which come newest first, as objects within `room` bytes, oldest first. Of the newest one its
+/// end, if there is no room for more.
+fn newest<'l>(child: Option<u64>, lines: impl Iterator<Item = &'l str>, room: usize) -> String {
+    let object = |line: &str| json!({"child": child, "line": line}).to_string() + "\n";
+    let (mut objects, mut left) = (Vec::new(), room);
+    for line in lines {
+        let mut shown = object(line);
+        if shown.len() > left && objects.is_empty() {
+            let around = object("").len();
+            shown = object(end_of(line, room.saturating_sub(around)));
+        }
+        let Some(rest) = left.checked_sub(shown.len()) else {
+            break;
+        };
+        left = rest;
+        objects.push(shown);
+    }
+    objects.reverse();
+    objects.concat()
+}
+
+/// The end of a line that takes at most `most` bytes within a text of JSON.
+fn end_of(line: &str, most: usize) -> &str {
+    let mut length = 0;
+    let kept = line.char_indices().rev().take_while(|&(_, letter)| {
+        length += match letter {
+            '"' | '\\' => 2,
+            '\0'..='\x1f' => 6,
+            _ => letter.len_utf8(),
+        };
+        length <= most
+    });
+    let begin = kept.last().map_or(line.len(), |(at, _)| at);
+    &line[begin..]
+}
+
+/// Shows the children of the server in the path, at the turn of their list.
+async fn of_children(
     (front, owner): (&Front, &str),
     path: &Path,
-    with_stderr: bool,
-) -> Result<Vec<ChildStatus>, Problem> {
+    shown: impl FnOnce(Vec<ChildStatus>) -> Response + Send + 'static,
+) -> OperationResult {
     let hub = front.hub.clone();
     let names = [path.tenant(), path.name()].map(str::to_owned);
-    let list = move || hub.children_of(|found| found == [&*names[0], &*names[1]], with_stderr);
+    let list = move || shown(hub.children_of(|found| found == [&*names[0], &*names[1]]));
     listed(owner, list).await
 }
 
 /// Lists children or sessions beside few others who do, tenants and operators in turn: that reads files of the kernel for
 /// each process, and copies their stderr; or it goes through the sessions of all tenants, none of which begins or ends
-/// meanwhile.
+/// meanwhile. A response is made of the list here too: it may be long, and no worker waits for that.
 async fn listed<T: Send + 'static>(
     owner: &str,
     list: impl FnOnce() -> T + Send + 'static,
@@ -306,6 +361,9 @@ async fn listed<T: Send + 'static>(
 
 /// The lists of children and sessions that are made at once.
 static LISTINGS: LazyLock<Turns> = LazyLock::new(|| Turns::new(4));
+/// The most bytes of a response with lines of stderr: a thousand children may have 64 MiB, of which empty lines make
+/// twenty times as many.
+const LOGGED: usize = 1 << 20;
 
 async fn restart(call: Call) -> OperationResult {
     let how = mode(&call.query)?;
@@ -340,7 +398,7 @@ async fn quotas(call: Call) -> OperationResult {
     let objects = objects.and_then(|objects| objects.checked_add_unsigned(secrets?));
     let (hub, name) = (call.front.hub.clone(), tenant.to_owned());
     let used = listed(call.caller.owner(), move || {
-        let children = hub.children_of(|[tenant, _]| tenant == name, false);
+        let children = hub.children_of(|[tenant, _]| tenant == name);
         let calls: u32 = children.iter().map(|one| one.calls).sum();
         let memory: u64 = children.iter().map(|one| one.memory).sum();
         (children.len(), calls, memory, hub.sessions(&name).len())
@@ -456,7 +514,9 @@ static CHILDREN: Schema = Schema {
 
 static LOG_LINES: Schema = Schema {
     name: "LogLines",
-    shape: Shape::Lines("One object with child and line for each line"),
+    shape: Shape::Lines(
+        "One object with child and line for each line: the newest within 1 MiB in all, of each child at least its part",
+    ),
 };
 
 static RESTARTED: Schema = Schema {
@@ -487,6 +547,7 @@ mod tests {
     use futures_util::future::join_all;
 
     use super::super::running::*;
+    use crate::{backend::child::stderr::Stderr, telemetry::ChildState};
 
     /// A session of this beginning of an id.
     fn session_of(id: &str) -> SessionSummary {
@@ -530,6 +591,99 @@ mod tests {
         assert!(slow.await.iter().all(Result::is_ok));
         assert_eq!(next.await.unwrap(), 1);
         assert_eq!(sessions.await.unwrap().status(), StatusCode::OK);
+    }
+
+    /// A child that has written this.
+    fn child_with(number: u64, stderr: &[u8]) -> ChildStatus {
+        let mut written = Stderr::new("x".to_owned(), 64 << 10);
+        written.take(stderr);
+        ChildStatus {
+            number,
+            tenant: "a".to_owned(),
+            server: "x".to_owned(),
+            guard: 0,
+            pid: None,
+            state: ChildState::Idle,
+            age: Duration::ZERO,
+            restarts: 0,
+            calls: 0,
+            memory: 0,
+            cpu: Duration::ZERO,
+            stderr: written.tail().clone(),
+        }
+    }
+
+    /// The lines of a child in a text.
+    fn lines_of(text: &str, child: Option<u64>) -> Vec<String> {
+        let objects = text.lines().map(|line| {
+            let object: Json = serde_json::from_str(line).unwrap();
+            (
+                object["child"].as_u64(),
+                object["line"].as_str().unwrap().to_owned(),
+            )
+        });
+        let own = objects.filter(|(of, _)| *of == child);
+        own.map(|(_, line)| line).collect()
+    }
+
+    /// Children that wrote line ends alone made twenty times as many bytes of them: a thousand of them more than a GB, on
+    /// a worker.
+    #[test]
+    fn lines_of_stderr_are_the_newest_within_a_bound() {
+        let flood = [&b"\n".repeat(64 << 10)[..], b"last"].concat();
+        let mut children: Vec<_> = (1..100).map(|number| child_with(number, &flood)).collect();
+        children.push(child_with(100, b"one\ntwo"));
+        let failed = ["start failed: it", "why"].map(str::to_owned);
+        let text = logged(&failed, &children);
+        assert!(
+            (LOGGED / 10 * 9..=LOGGED).contains(&text.len()),
+            "{}",
+            text.len()
+        );
+        assert_eq!(lines_of(&text, None), failed);
+        assert_eq!(lines_of(&text, Some(100)), ["one", "two"]);
+        for number in 1..100 {
+            let own = lines_of(&text, Some(number));
+            // A hundredth of all, by 23 bytes a line.
+            assert!(own.len() > 350, "{}", own.len());
+            assert_eq!(own.last().unwrap(), "last");
+        }
+        // In the order of the children.
+        let numbers = text.lines().map(|line| {
+            let object: Json = serde_json::from_str(line).unwrap();
+            object["child"].as_u64()
+        });
+        assert!(numbers.is_sorted());
+    }
+
+    /// What the others do not use is the loud one's.
+    #[test]
+    fn a_part_that_is_not_used_is_others() {
+        let long = b"0123456789\n".repeat(5000);
+        let mut children = vec![child_with(1, &long)];
+        children.extend((2..200).map(|number| child_with(number, b"up\n")));
+        let text = logged(&[], &children);
+        assert_eq!(lines_of(&text, Some(1)).len(), 5000);
+        assert_eq!(lines_of(&text, Some(199)), ["up"]);
+    }
+
+    #[test]
+    fn of_a_line_that_is_longer_than_its_part_the_end_is_shown() {
+        let long = "\u{1}\"é".repeat(99);
+        let lines = [long.as_str(), "before"];
+        for room in 30..300 {
+            let text = newest(Some(7), lines.into_iter(), room);
+            assert!(
+                text.len() <= room && text.len() + 6 >= room,
+                "{room}: {text}"
+            );
+            let shown = lines_of(&text, Some(7));
+            assert!(shown.len() == 1 && lines[0].ends_with(&shown[0]), "{text}");
+        }
+        assert_eq!(newest(Some(7), lines.into_iter(), 9), "");
+        // Of an older one nothing.
+        let text = newest(None, ["new", "older"].into_iter(), 40);
+        assert_eq!(lines_of(&text, None), ["new"]);
     }
 
     /// It left open whether the session had ended.

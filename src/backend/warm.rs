@@ -342,7 +342,10 @@ mod tests {
     #[tokio::test]
     async fn warm_children_boot_in_turn_and_children_of_clients_beside_them() {
         let (starter, _work) = starter(4);
-        let busy = server_with("a", "command: sh, args: [-c, \"while :; do :; done\"], warm: 2");
+        let busy = server_with(
+            "a",
+            "command: sh, args: [-c, \"while :; do :; done\"], warm: 2",
+        );
         let mut task = queue_task(Arc::clone(&starter), busy);
         let Started { child, place } = task.refill().await.ok().unwrap();
         let mut second = task.refill();

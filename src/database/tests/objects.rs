@@ -1027,7 +1027,8 @@ async fn with_users(store: &Database, name: &str, users: usize) {
     let text =
         format!("tenants: {{{name}: {{users: {{{users}}}, servers: {{one: {{command: cat}}}}}}}}");
     let (objects, author) = (store.objects(), ada());
-    let applied = objects.apply(&manifest(&text), Prune::Keep, &author);
+    let declared = manifest(&text);
+    let applied = objects.apply(&declared, Prune::Keep, &author);
     applied.await.unwrap();
 }
 

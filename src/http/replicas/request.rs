@@ -434,7 +434,7 @@ mod tests {
         for (method, is_marked) in [(Method::POST, true), (Method::GET, false)] {
             let request = Request::builder().method(method).uri("/t/a/b/mcp");
             let (parts, ()) = request.body(()).unwrap().into_parts();
-            let resume = ForwardedRequest::of(&parts, Bytes::new()).resume(Some("m1"));
+            let resume = ForwardedRequest::of(&parts, Bytes::new()).resume("m1");
             assert_eq!(resume.method, Method::GET);
             assert_eq!(resume.headers.contains_key(REST_OF_CALL), is_marked);
         }

@@ -80,7 +80,7 @@ impl Stages {
             children: CancellationToken::new(),
             cluster: Stage::new(FINISH_TIMEOUT),
             state: Stage::new(FINISH_TIMEOUT),
-            audit: Stage::new(FINISH_TIMEOUT),
+            audit: Stage::new(AUDIT_TIMEOUT),
             database: Stage::new(FINISH_TIMEOUT),
             operations: Stage::new(FINISH_TIMEOUT),
         }
@@ -118,11 +118,15 @@ impl Stages {
 
 /// The longest time from the begin of a drain to the end of the gateway.
 pub(crate) fn longest_end(drain: &Drain) -> Duration {
-    drain.delay + drain.timeout + CHILDREN_TIMEOUT + FINISH_TIMEOUT * LAST_STAGES + FLUSH_TIMEOUT
+    let last = FINISH_TIMEOUT * LAST_STAGES + AUDIT_TIMEOUT + FLUSH_TIMEOUT;
+    drain.delay + drain.timeout + CHILDREN_TIMEOUT + last
 }
 
-/// The stages that end one after the other behind the children.
-const LAST_STAGES: u32 = 5;
+/// The stages that end one after the other behind the children, that of the audit records aside.
+const LAST_STAGES: u32 = 4;
+
+/// The time for the last audit records: their writer gives up half a second earlier, and logs how many are lost.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time that children may take beyond their own stop timeouts.
 const CHILDREN_TIMEOUT: Duration = Duration::from_secs(10);

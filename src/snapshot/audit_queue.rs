@@ -4,14 +4,20 @@
 //! One task writes them in batches, so no request waits for the database. Calls have a lane of their
 //! own, so that however many there are, they push out no other record and none waits for them. Each
 //! lane is bounded in records and in bytes, which tenants share. Records that find no room or the
-//! database unreachable are dropped and counted. Not here: how many calls of a tenant are recorded
-//! (`call_records`).
+//! database unreachable are dropped and counted. At the stop those that wait are still written, in
+//! batches and for some seconds, and the number of the rest is logged. Not here: how many calls of a
+//! tenant are recorded (`call_records`).
 
-use std::{hash::RandomState, sync::Arc, time::Duration};
+use std::{
+    hash::RandomState,
+    mem,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, MissedTickBehavior, interval_at},
+    time::{Instant, MissedTickBehavior, interval_at, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -96,7 +102,7 @@ impl AuditQueue {
     }
 
     /// A queue into the database of `snapshot`. Its task belongs to `tracker` and ends with `stop`,
-    /// after it has written the queued records.
+    /// after it has written the queued records, or [`LAST_COUNTS`] later.
     pub(crate) fn new(
         snapshot: Arc<CurrentSnapshot>,
         on_dropped: OnDropped,
@@ -110,8 +116,10 @@ impl AuditQueue {
             snapshot,
             calls: Arc::clone(&records),
             on_dropped: Arc::clone(&on_dropped),
+            stop,
+            stopped: OnceLock::new(),
         };
-        tracker.spawn(writer.run(queued, queued_calls, stop));
+        tracker.spawn(writer.run(queued, queued_calls));
         Self {
             lanes: Some(Lanes { calls, others }),
             calls: records,
@@ -191,22 +199,21 @@ struct Writer {
     snapshot: Arc<CurrentSnapshot>,
     calls: Arc<CallRecords>,
     on_dropped: OnDropped,
+    stop: CancellationToken,
+    /// When the writer saw the stop.
+    stopped: OnceLock<Instant>,
 }
 
 impl Writer {
-    async fn run(
-        self,
-        mut queued: mpsc::Receiver<Queued>,
-        mut calls: mpsc::Receiver<Queued>,
-        stop: CancellationToken,
-    ) {
+    async fn run(self, mut queued: mpsc::Receiver<Queued>, mut calls: mpsc::Receiver<Queued>) {
+        let mut lost = 0;
         let mut minutes = interval_at(Instant::now() + MINUTE, MINUTE);
         minutes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let (mut batch, mut of_calls) = (Vec::new(), Vec::new());
             tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
+                () = self.stop.cancelled() => break,
                 _ = minutes.tick() => self.write_missing().await,
                 count = queued.recv_many(&mut batch, BATCH) => if count == 0 { break },
                 count = calls.recv_many(&mut of_calls, CALL_BATCH) => if count == 0 { break },
@@ -217,26 +224,45 @@ impl Writer {
             {
                 of_calls.push(call);
             }
-            self.write(batch).await;
-            self.write_calls(of_calls).await;
+            let lost_now = self.write(batch).await.len() + self.write_calls(of_calls).await;
+            // The stop may have come meanwhile.
+            lost = if self.stop.is_cancelled() { lost_now } else { 0 };
         }
         queued.close();
         calls.close();
-        let (mut batch, mut of_calls) = (Vec::new(), Vec::new());
-        while queued.recv_many(&mut batch, QUEUE).await > 0 {}
-        while calls.recv_many(&mut of_calls, CALL_QUEUE).await > 0 {}
-        self.write(batch).await;
-        self.write_calls(of_calls).await;
+        lost += self.write_rest(queued, calls).await;
+        if lost > 0 {
+            // The counter of dropped records ends with the process.
+            tracing::warn!(count = lost, "audit records are lost at the end of the gateway");
+        }
         self.write_missing().await;
     }
 
-    /// Writes records of calls, and counts those that are lost.
-    async fn write_calls(&self, batch: Vec<Queued>) {
+    /// Writes what waits at the stop, calls after all else; returns the number of records that are lost. In
+    /// batches, so that each one that is written stays when another fails or the time is over.
+    async fn write_rest(
+        &self,
+        mut queued: mpsc::Receiver<Queued>,
+        mut calls: mpsc::Receiver<Queued>,
+    ) -> usize {
+        let (mut batch, mut lost) = (Vec::new(), 0);
+        while queued.recv_many(&mut batch, BATCH).await > 0 {
+            lost += self.write(mem::take(&mut batch)).await.len();
+        }
+        while calls.recv_many(&mut batch, CALL_BATCH).await > 0 {
+            lost += self.write_calls(mem::take(&mut batch)).await;
+        }
+        lost
+    }
+
+    /// Writes records of calls, and counts those that are lost; returns their number.
+    async fn write_calls(&self, batch: Vec<Queued>) -> usize {
         let lost = self.write(batch).await;
         let now = Instant::now();
         for call in &lost {
             self.calls.miss(call, now);
         }
+        lost.len()
     }
 
     /// Records how many calls of each tenant are not in the trail. Counts that are not written wait for the
@@ -245,7 +271,7 @@ impl Writer {
         let missing = self.calls.take_missing(Instant::now());
         for part in missing.chunks(CALL_BATCH) {
             let records: Vec<Record> = part.iter().map(Missing::record).collect();
-            if !self.append(&records).await {
+            if !self.append(&records, LAST_COUNTS).await {
                 self.calls.give_back(part);
             }
         }
@@ -268,7 +294,7 @@ impl Writer {
                 Queued::Flush(done) => waiting.push(done),
             }
         }
-        let is_lost = !records.is_empty() && !self.append(&records).await;
+        let is_lost = !records.is_empty() && !self.append(&records, LAST_RECORDS).await;
         if is_lost {
             (self.on_dropped)(records.len() as u64);
         }
@@ -282,11 +308,27 @@ impl Writer {
         if is_lost { records } else { Vec::new() }
     }
 
-    /// Writes records, all or none; false if it wrote none.
-    async fn append(&self, records: &[Record]) -> bool {
-        match self.snapshot.database() {
-            Ok(store) => store.audit().append(records).await.is_ok(),
-            Err(_) => false,
+    /// Writes records, all or none, until `limit` after the stop; false if it wrote none. Of a commit that is
+    /// under way at that time the outcome is not known, and counts as none.
+    async fn append(&self, records: &[Record], limit: Duration) -> bool {
+        let Ok(store) = self.snapshot.database() else {
+            return false;
+        };
+        let appended = self.in_time(limit, store.audit().append(records)).await;
+        matches!(appended, Some(Ok(())))
+    }
+
+    /// Waits for a write until `limit` after the stop; none if that is over before its end.
+    async fn in_time<T>(&self, limit: Duration, write: impl Future<Output = T>) -> Option<T> {
+        let over = async {
+            self.stop.cancelled().await;
+            let stopped = *self.stopped.get_or_init(Instant::now);
+            sleep_until(stopped + limit).await;
+        };
+        tokio::select! {
+            biased;
+            () = over => None,
+            written = write => Some(written),
         }
     }
 
@@ -296,7 +338,9 @@ impl Writer {
             return;
         }
         if let Ok(store) = self.snapshot.database()
-            && let Err(error) = store.login_steps().add(steps).await
+            && let Some(Err(error)) = self
+                .in_time(LAST_RECORDS, store.login_steps().add(steps))
+                .await
         {
             tracing::debug!(%error, "steps of attempts to log in are lost");
         }
@@ -315,6 +359,11 @@ const CALL_QUEUE_BYTES: u64 = 2 << 20;
 const BATCH: usize = 256;
 /// Maximum number of records of calls in one: others wait for it.
 const CALL_BATCH: usize = 128;
+/// The time after the stop in which queued records are written: thousands, where a statement takes a millisecond.
+const LAST_RECORDS: Duration = Duration::from_secs(4);
+/// The time after the stop in which counts of calls are written that are not in the trail: some is left for them
+/// when that for records is used up. Shorter than the stage of the writer in `gateway::lifecycle`.
+const LAST_COUNTS: Duration = Duration::from_millis(4500);
 /// Maximum time that a denial waits for its record.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between records of how many calls are not in the trail.
@@ -324,6 +373,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 mod tests {
     use std::{
         collections::BTreeMap,
+        io::{Read, Seek},
         sync::atomic::{AtomicU64, Ordering},
     };
 
@@ -333,7 +383,8 @@ mod tests {
     use crate::{
         base::Clock,
         config::{Config, Sources},
-        database::{Database, Entry, Filter, Opening},
+        database::{Database, Entry, Filter, Opening, Pool},
+        telemetry::StoreTimes,
     };
 
     /// A queue whose writer does not run before the test waits.
@@ -407,6 +458,16 @@ mod tests {
         (dir, Bench::new(snapshot))
     }
 
+    /// Makes the database refuse records with the target `refused`.
+    async fn refuse(dir: &tempfile::TempDir) {
+        let (file, clock) = (dir.path().join("lockgate.db"), Clock::system());
+        let pool = Pool::sqlite(&file, clock, StoreTimes::default()).await;
+        let trigger = "
+            CREATE TRIGGER refuse BEFORE INSERT ON audit WHEN NEW.target = 'refused'
+            BEGIN SELECT RAISE(ABORT, 'refused'); END";
+        pool.unwrap().write(trigger, Vec::new()).await.unwrap();
+    }
+
     fn denied(tenant: Option<&str>) -> Record {
         Record::new(tenant, "denied", "", "x", json!({}))
     }
@@ -427,6 +488,63 @@ mod tests {
             bench.stop().await;
             assert_eq!(bench.dropped(), 2);
         }
+    }
+
+    /// They were one transaction: what kept one of them out, or took too long, cost all.
+    #[tokio::test]
+    async fn the_last_records_are_written_in_batches() {
+        let (dir, bench) = with_database().await;
+        refuse(&dir).await;
+        for _ in 0..BATCH {
+            bench.queue.add(denied(None));
+        }
+        let refused = Record::new(None, "denied", "", "refused", json!({}));
+        bench.queue.add(refused);
+        for _ in 0..=CALL_BATCH {
+            bench.queue.add_call(call("a"));
+        }
+        bench.stop().await;
+        assert_eq!(bench.recorded("denied").await.len(), BATCH);
+        assert_eq!(bench.recorded("call").await.len(), CALL_BATCH + 1);
+        assert_eq!(bench.dropped(), 1);
+    }
+
+    /// Nothing said so: the counter ends with the process.
+    #[tokio::test]
+    async fn records_that_are_left_at_the_end_are_logged() {
+        let (_dir, bench) = with_database().await;
+        let mut file = tempfile::tempfile().unwrap();
+        let lines = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(Arc::new(file.try_clone().unwrap()))
+            .finish();
+        let _default = tracing::subscriber::set_default(lines);
+        let stopped = Instant::now().checked_sub(LAST_RECORDS * 2).unwrap();
+        let late = Writer {
+            snapshot: Arc::clone(&bench.snapshot),
+            calls: Arc::clone(&bench.queue.calls),
+            on_dropped: Arc::clone(&bench.queue.on_dropped),
+            stop: CancellationToken::new(),
+            stopped: OnceLock::from(stopped),
+        };
+        late.stop.cancel();
+        let (others, queued) = Lane::new(QUEUE, QUEUE_BYTES);
+        let (calls, queued_calls) = Lane::new(CALL_QUEUE, CALL_QUEUE_BYTES);
+        let queue = AuditQueue {
+            lanes: Some(Lanes { calls, others }),
+            ..bench.queue.clone()
+        };
+        queue.add(denied(None));
+        queue.add(denied(Some("a")));
+        queue.add_call(call("a"));
+        late.run(queued, queued_calls).await;
+        assert_eq!(bench.recorded("denied").await.len(), 0);
+        assert_eq!(bench.dropped(), 3);
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert!(text.contains("count=3"), "{text}");
+        bench.stop().await;
     }
 
     /// Records of the largest size fill the queue before their number does; small ones do not.

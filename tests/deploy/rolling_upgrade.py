@@ -450,7 +450,7 @@ class RollingUpgrade(unittest.TestCase):
         cluster, clients = self.cluster(first)
         pod = cluster.pods[0].pod
         times = (pod.before_stop(), pod.grace())
-        self.assertEqual(times, (1, 32))
+        self.assertEqual(times, (1, 36))
         # As by kubectl exec.
         env = {"PATH": os.environ["PATH"], **pod.environment()}
         listed = subprocess.run([BINARY, "tenant", "list"], env=env, capture_output=True, text=True)

@@ -120,7 +120,7 @@ app.kubernetes.io/component: test
 
 {{- define "lockgate.gracePeriod" -}}
 {{- if kindIs "invalid" .Values.terminationGracePeriodSeconds -}}
-{{- add (include "lockgate.drainSeconds" . | int) 20 -}}
+{{- add (include "lockgate.drainSeconds" . | int) 24 -}}
 {{- else -}}
 {{- int .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
@@ -221,9 +221,9 @@ databaseCa: {file: database-ca.crt}
 {{- if ne (len $ports) (len (uniq $ports)) -}}
 {{- fail "ports: two listeners have the same port" -}}
 {{- end -}}
-{{- $least := add (include "lockgate.drainSeconds" . | int) 18 | int -}}
+{{- $least := add (include "lockgate.drainSeconds" . | int) 22 | int -}}
 {{- if lt (include "lockgate.gracePeriod" . | int) $least -}}
-{{- fail (printf "terminationGracePeriodSeconds: is %s, and drain takes up to %d s (preStopSeconds + delaySeconds + timeoutSeconds + 18): pods would be killed with calls in flight" (include "lockgate.gracePeriod" .) $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds: is %s, and drain takes up to %d s (preStopSeconds + delaySeconds + timeoutSeconds + 22): pods would be killed with calls in flight" (include "lockgate.gracePeriod" .) $least) -}}
 {{- end -}}
 {{- if and $v.manifest.content $v.manifest.existingConfigMap -}}
 {{- fail "manifest: content and existingConfigMap exclude each other" -}}

@@ -97,7 +97,8 @@ fn start(plan: Result<Plan, Vec<Mistake>>) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lockgate: {}", escaped(&format!("{error:#}")));
+            let line = format!("lockgate: {}", escaped(&format!("{error:#}")));
+            Logs::last(&line, Duration::from_millis(250));
             ExitCode::FAILURE
         }
     }

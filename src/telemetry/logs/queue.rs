@@ -118,6 +118,19 @@ impl Logs {
         }
     }
 
+    /// Writes the last line of the process to stderr, within `limit`: the reader of a full pipe may never go on,
+    /// and the process has to end.
+    pub(crate) fn last(line: &str, limit: Duration) {
+        match Self::to(io::stderr(), false) {
+            Ok(last) => {
+                last.line(format!("{line}\n").as_bytes());
+                last.flush(limit);
+            }
+            // Without a thread to wait for: that is rarer than a full pipe, and may be what the line is about.
+            Err(_) => eprintln!("{line}"),
+        }
+    }
+
     /// Shows work that begins: as a line that is drawn again until its end, else as `line`.
     pub(crate) fn begin(&self, key: String, text: String, line: &str) {
         if self.redraws {

@@ -89,7 +89,7 @@ async fn a_service_manager_learns_each_state() {
     let stopping = manager.state().await;
     assert_eq!(&stopping[..2], ["STOPPING=1", "STATUS=draining"]);
     // The drain, the ends of children, the stages behind them, and the last spans.
-    assert_eq!(number(&stopping, "EXTEND_TIMEOUT_USEC="), 25_000_000);
+    assert_eq!(number(&stopping, "EXTEND_TIMEOUT_USEC="), 29_000_000);
     gateway.end().await;
 }
 

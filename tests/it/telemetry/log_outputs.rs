@@ -121,6 +121,30 @@ async fn a_log_that_nobody_reads_holds_up_no_request() {
     drop(reader);
 }
 
+/// A reader of stderr that does not read, and an end by an error: it waited for the reader to say so.
+#[tokio::test]
+async fn an_end_by_an_error_waits_for_no_reader() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let room = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
+    std::io::Write::write_all(&mut writer, &vec![b'x'; room]).unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_lockgate"))
+        .args(["serve", "--set", &format!("http.listen={address}")])
+        .args(["--set", &format!("data_dir={}", dir.path().display())])
+        .args(["--set", "ops.listen="])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let status = within("its end", process.wait()).await.unwrap();
+    assert_eq!(status.code(), Some(1));
+    drop(reader);
+}
+
 /// A full disk for the logs.
 #[tokio::test]
 async fn a_log_on_a_full_disk_fails_no_request() {

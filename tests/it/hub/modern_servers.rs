@@ -425,6 +425,27 @@ async fn what_a_session_leaves_behind_at_a_shared_server_is_taken_back() {
     );
 }
 
+/// Its request stayed beside the child, which had answered it, as long as that ran: after a few there was no room for a
+/// question in any other.
+#[tokio::test]
+async fn a_call_with_an_unusable_answer_leaves_nothing_at_a_server_without_sessions() {
+    for isolation in ["session", "tenant"] {
+        let isolation = format!("server.isolation={isolation}");
+        let gateway = gateway("modern", &[&isolation]).await;
+        let session = gateway.session().await;
+        let long = "x".repeat(3 << 20);
+        for _ in 0..6 {
+            let failed = session.call("answer_bad_utf8", json!({"pad": long})).await;
+            assert_eq!(failed["error"]["code"], -31003, "{isolation}: {failed}");
+        }
+        let call = json!({"kind": "elicitation", "message": long});
+        let mut stream = Events::of(session.begin("ask", call).await);
+        let (_, ask) = stream.message().await.unwrap();
+        let why = &ask["error"];
+        assert_eq!(ask["method"], "elicitation/create", "{isolation}: {why}");
+    }
+}
+
 #[tokio::test]
 async fn a_server_of_both_eras_is_spoken_to_as_its_client_speaks() {
     let gateway = gateway("dual", &[]).await;

@@ -405,10 +405,10 @@ async fn sessions_that_share_a_server_without_are_asked() {
 async fn what_a_session_leaves_behind_at_a_shared_server_is_taken_back() {
     let gateway = gateway("modern", &["server.isolation=tenant"]).await;
     let stays = gateway.session().await;
-    for _ in 0..3 {
+    for _ in 0..5 {
         let goes = gateway.session().await;
-        // Two of these at once are more than the gateway keeps for one child.
-        let call = json!({"kind": "elicitation", "message": "x".repeat(3 << 20)});
+        // Two of these at once are more than the gateway keeps for one caller, and five more than for one child.
+        let call = json!({"kind": "elicitation", "message": "x".repeat(900 << 10)});
         let mut streams = Vec::new();
         for _ in 0..4 {
             let mut stream = Events::of(goes.begin("ask", call.clone()).await);

@@ -847,6 +847,41 @@ fn a_server_that_refuses_a_subscription_is_asked_again() {
     assert_eq!(both.server_writes(&refused(4)), (String::new(), vec![]));
 }
 
+/// It was never answered, and its client waited for `clocks.call`.
+#[test]
+fn a_subscription_behind_one_that_is_refused_is_refused_as_well() {
+    let unsubscribe = subscribe(4, "a:c").replace("subscribe", "unsubscribe");
+    let unwatched = |id: &str| {
+        let error =
+            r#""error":{"code":-32602,"message":"the server does not watch this resource"}"#;
+        answer(id, error)
+    };
+    let not_now = r#""error":{"code":-32603,"message":"not now"}"#;
+    let refused = answer(r#""listen-1""#, not_now);
+    for (waits, is_left) in [("a:b", false), ("a:c", true)] {
+        for (said, first) in [
+            (acknowledged(1, ""), unwatched("2")),
+            (refused.clone(), answer("2", not_now)),
+        ] {
+            let mut both = begun();
+            let listen = both.owner_writes(&subscribe(2, "a:b"));
+            assert!(listen.contains(r#""id":"listen-1""#), "{listen}");
+            assert_eq!(both.owner_writes(&subscribe(3, waits)), "");
+            if is_left {
+                assert_eq!(both.owner_writes(&unsubscribe), "");
+                let left = both.owner.pop_front().unwrap();
+                assert_eq!(left, answer("4", r#""result":{}"#));
+            }
+            let (_, told) = both.server_writes(&said);
+            assert_eq!(told, [first, unwatched("3")], "{said}");
+            assert_eq!(both.translator.kept(), 0);
+            // A later one is requested as any other.
+            let listen = both.owner_writes(&subscribe(5, "a:b"));
+            assert!(listen.contains(r#""id":"listen-2""#), "{listen}");
+        }
+    }
+}
+
 #[test]
 fn an_answer_to_an_earlier_round_is_none() {
     let mut both = begun();

@@ -902,6 +902,30 @@ fn an_answer_to_an_earlier_round_is_none() {
     );
 }
 
+/// The state before it was counted as long as the child ran, and its client was still asked when its call had ended.
+#[test]
+fn an_answer_to_a_request_that_is_not_made_yet_is_none() {
+    let required = |state: &str| {
+        format!(
+            r#""result":{{"resultType":"input_required","requestState":"{state}","inputRequests":{{"a":{{"method":"roots/list"}}}}}}"#
+        )
+    };
+    let mut both = begun();
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+    both.server_writes(&answer("7", &required("first")));
+    let kept = both.translator.kept();
+    for early in [&*required("another"), r#""result":{}"#] {
+        let (server, told) = both.server_writes(&answer(r#""7.1""#, early));
+        assert!(server.is_empty() && told.is_empty(), "{told:?}");
+        assert_eq!(both.translator.kept(), kept);
+    }
+    let again = both.owner_writes(&answer(r#""7.1.0""#, r#""result":{"roots":[]}"#));
+    assert!(again.contains(r#""requestState":"first""#), "{again}");
+    let (_, told) = both.server_writes(&answer(r#""7.1""#, r#""result":{}"#));
+    assert_eq!(told, [answer("7", r#""result":{}"#)]);
+    assert_eq!(both.translator.kept(), 0);
+}
+
 #[test]
 fn clients_of_this_era_get_the_keys_of_the_server() {
     let mut both = Both::of(Opening::Modern, true);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use aws_lc_rs::rand::SystemRandom;
+use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -25,7 +26,7 @@ use super::{
     Answer, Form, Hub, HubParts, Stores, Transport,
     core::{Command, Delivery, Handle},
     ownership::{LookupSource, Place, ReplicaLease},
-    stateless::{Begun, Caller, Stateless, Subscribed},
+    stateless::{Begun, CallInFlight, Caller, Stateless, Subscribed},
     stream::{Next, Reader},
     tasks::{Task, TaskPlace, Tasks},
 };
@@ -1996,7 +1997,12 @@ struct TaskBench {
 
 impl TaskBench {
     fn new(directory: &Arc<Gated>, owner: &Arc<ReplicaLease>) -> Self {
-        let bench = Bench::made(&json!({}), CurrentSnapshot::empty(), |config, stores| {
+        Self::over(&json!({}), directory, owner)
+    }
+
+    /// The same over a server with these keys.
+    fn over(keys: &Value, directory: &Arc<Gated>, owner: &Arc<ReplicaLease>) -> Self {
+        let bench = Bench::made(keys, CurrentSnapshot::empty(), |config, stores| {
             stores.directory = Arc::clone(directory) as _;
             stores.owner = Arc::clone(owner);
             stores.key = EventKey::new(&[7; 32]);
@@ -2015,6 +2021,12 @@ impl TaskBench {
 
     /// Makes a task of a call; the task and its id.
     async fn begin(&self, tool: &str, args: &Value) -> (Arc<Task>, String) {
+        let (call, sent, reader) = self.call(tool, args).await;
+        self.become_task(&call, sent, reader).await
+    }
+
+    /// A call that may become a task.
+    async fn call(&self, tool: &str, args: &Value) -> (Message, CallInFlight, Reader) {
         let access = self.bench.access("one");
         let caller = Caller {
             may_become_task: true,
@@ -2027,12 +2039,22 @@ impl TaskBench {
         let Ok(Begun::Sent(Answer::Stream(reader), sent)) = begun else {
             panic!("no stream");
         };
-        let Ok(Ok(state)) = self.tasks.begin(*sent, *reader, &call).await else {
+        (call, *sent, *reader)
+    }
+
+    /// The task that a call becomes, and its id.
+    async fn become_task(
+        &self,
+        call: &Message,
+        sent: CallInFlight,
+        reader: Reader,
+    ) -> (Arc<Task>, String) {
+        let Ok(Ok(state)) = self.tasks.begin(sent, reader, call).await else {
             panic!("no task");
         };
         let state: Value = serde_json::from_slice(&state).unwrap();
         let id = state["taskId"].as_str().unwrap().to_owned();
-        let TaskPlace::Here(task) = self.tasks.find(&access, &id) else {
+        let TaskPlace::Here(task) = self.tasks.find(&self.bench.access("one"), &id) else {
             panic!("elsewhere");
         };
         (task, id)
@@ -2069,6 +2091,41 @@ async fn ended(task: &Task) -> Value {
     };
     let ended = tokio::time::timeout(Duration::from_secs(20), ended).await;
     ended.expect("it goes on")
+}
+
+/// A hundred of them, each just below `limits.line`, took all workers at one moment.
+#[tokio::test]
+async fn a_large_result_of_a_task_is_read_in_one_turn_and_shown_in_another() {
+    let (directory, owner) = replica().await;
+    let keys = json!({"reply": {"sse_after": "1ms"}});
+    let here = TaskBench::over(&keys, &directory, &owner);
+    let args = json!({"ms": 500, "bytes": 300 << 10});
+    let (call, sent, reader) = here.call("sleep", &args).await;
+    let answered = async {
+        let result = r#"lockgate_calls_total{method="tool",outcome="result"} 1"#;
+        while !here.bench.hub.0.metrics.render().contains(result) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let answered = tokio::time::timeout(Duration::from_secs(20), answered).await;
+    answered.expect("its session does not read it");
+    let held = LargeWork::all_turns().await;
+    let (task, _) = here.become_task(&call, sent, reader).await;
+    let patience = Duration::from_millis(500);
+    let early = tokio::time::timeout(patience, ended(&task)).await;
+    assert!(early.is_err(), "without a turn");
+    // All turns but the first are theirs, and that as well once it was used.
+    let others = held.iter().map(|_| LargeWork::turn("other", 1 << 20));
+    let mut others: Vec<_> = others.map(Box::pin).collect();
+    for other in &mut others {
+        assert!(other.now_or_never().is_none());
+    }
+    drop(held);
+    let early = tokio::time::timeout(patience, ended(&task)).await;
+    assert!(early.is_err(), "with one turn");
+    drop(others);
+    assert_eq!(ended(&task).await, "completed");
+    here.end().await;
 }
 
 /// It had failed for its client, through the others, and was completed when its replica was back.

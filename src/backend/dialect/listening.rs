@@ -81,6 +81,12 @@ impl Out<'_> {
         self.session.push_back(line.freeze());
     }
 
+    fn refuse(&mut self, id: &[u8]) {
+        let mut line = BytesMut::new();
+        push_error(id, -32602, UNWATCHED, None, &mut line);
+        self.session.push_back(line.freeze());
+    }
+
     fn tell(&mut self, method: &str, params: Option<&[u8]>) {
         let mut line = BytesMut::new();
         push_notification(method, params, &mut line);
@@ -150,6 +156,10 @@ impl Listening {
         }
         (self.is_stale, self.again_at) = (false, None);
         if self.lists.is_empty() && self.resources.is_empty() {
+            // The server has refused their resources to earlier requests, or the session has left them.
+            for (id, _) in std::mem::take(&mut self.waiting) {
+                out.refuse(&id);
+            }
             self.end_current(out);
             return;
         }
@@ -206,9 +216,7 @@ impl Listening {
         for (id, uri) in &asked {
             if refused.contains(&**uri) {
                 self.resources.remove(uri);
-                let mut line = BytesMut::new();
-                push_error(id, -32602, UNWATCHED, None, &mut line);
-                out.session.push_back(line.freeze());
+                out.refuse(id);
             } else {
                 // None where the session has left it meanwhile.
                 if let Some(is_agreed) = self.resources.get_mut(uri) {

@@ -77,6 +77,11 @@ struct Ask {
 }
 
 impl Call {
+    /// Whether the server has asked, and has not got the request again.
+    fn is_to_be_made_again(&self) -> bool {
+        !self.asks.is_empty() || self.state.is_some()
+    }
+
     /// The bytes that it takes.
     fn size(&self) -> usize {
         let of_ask = |ask: &Ask| ask.key.len() + ask.answer.as_ref().map_or(0, Bytes::len);
@@ -365,8 +370,10 @@ impl Modern {
             Some((call, [round])) => (call, round),
             None => (id, 0),
         };
-        let known = self.calls.get(call).map(|call| call.round);
-        if known.unwrap_or(0) != round {
+        let known = self.calls.get(call);
+        // A server that knows the next id has not got the request that has it.
+        let is_early = known.is_some_and(Call::is_to_be_made_again);
+        if known.map_or(0, |call| call.round) != round || is_early {
             return;
         }
         let is_carried = self.carried.remove(call);

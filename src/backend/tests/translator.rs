@@ -847,6 +847,41 @@ fn a_server_that_refuses_a_subscription_is_asked_again() {
     assert_eq!(both.server_writes(&refused(4)), (String::new(), vec![]));
 }
 
+/// It was never answered, and its client waited for `clocks.call`.
+#[test]
+fn a_subscription_behind_one_that_is_refused_is_refused_as_well() {
+    let unsubscribe = subscribe(4, "a:c").replace("subscribe", "unsubscribe");
+    let unwatched = |id: &str| {
+        let error =
+            r#""error":{"code":-32602,"message":"the server does not watch this resource"}"#;
+        answer(id, error)
+    };
+    let not_now = r#""error":{"code":-32603,"message":"not now"}"#;
+    let refused = answer(r#""listen-1""#, not_now);
+    for (waits, is_left) in [("a:b", false), ("a:c", true)] {
+        for (said, first) in [
+            (acknowledged(1, ""), unwatched("2")),
+            (refused.clone(), answer("2", not_now)),
+        ] {
+            let mut both = begun();
+            let listen = both.owner_writes(&subscribe(2, "a:b"));
+            assert!(listen.contains(r#""id":"listen-1""#), "{listen}");
+            assert_eq!(both.owner_writes(&subscribe(3, waits)), "");
+            if is_left {
+                assert_eq!(both.owner_writes(&unsubscribe), "");
+                let left = both.owner.pop_front().unwrap();
+                assert_eq!(left, answer("4", r#""result":{}"#));
+            }
+            let (_, told) = both.server_writes(&said);
+            assert_eq!(told, [first, unwatched("3")], "{said}");
+            assert_eq!(both.translator.kept(), 0);
+            // A later one is requested as any other.
+            let listen = both.owner_writes(&subscribe(5, "a:b"));
+            assert!(listen.contains(r#""id":"listen-2""#), "{listen}");
+        }
+    }
+}
+
 #[test]
 fn an_answer_to_an_earlier_round_is_none() {
     let mut both = begun();
@@ -865,6 +900,30 @@ fn an_answer_to_an_earlier_round_is_none() {
         both.owner_writes(&answer(r#""7.2.0""#, roots))
             .contains(r#""id":"7.2""#)
     );
+}
+
+/// The state before it was counted as long as the child ran, and its client was still asked when its call had ended.
+#[test]
+fn an_answer_to_a_request_that_is_not_made_yet_is_none() {
+    let required = |state: &str| {
+        format!(
+            r#""result":{{"resultType":"input_required","requestState":"{state}","inputRequests":{{"a":{{"method":"roots/list"}}}}}}"#
+        )
+    };
+    let mut both = begun();
+    both.owner_writes(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{}}"#);
+    both.server_writes(&answer("7", &required("first")));
+    let kept = both.translator.kept();
+    for early in [&*required("another"), r#""result":{}"#] {
+        let (server, told) = both.server_writes(&answer(r#""7.1""#, early));
+        assert!(server.is_empty() && told.is_empty(), "{told:?}");
+        assert_eq!(both.translator.kept(), kept);
+    }
+    let again = both.owner_writes(&answer(r#""7.1.0""#, r#""result":{"roots":[]}"#));
+    assert!(again.contains(r#""requestState":"first""#), "{again}");
+    let (_, told) = both.server_writes(&answer(r#""7.1""#, r#""result":{}"#));
+    assert_eq!(told, [answer("7", r#""result":{}"#)]);
+    assert_eq!(both.translator.kept(), 0);
 }
 
 #[test]

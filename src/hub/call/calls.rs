@@ -171,6 +171,11 @@ impl Calls {
         self.tasks.clear();
     }
 
+    /// Whether a call is in flight.
+    pub(crate) fn is_open(&self, id: CallId) -> bool {
+        self.calls.contains_key(&id)
+    }
+
     /// Adds a call.
     pub(crate) fn begin(&mut self, id: CallId, call: Call) {
         self.calls.insert(id, Box::new(call));

@@ -381,6 +381,16 @@ impl Session {
         self.handle_write(finished);
     }
 
+    /// Ends a call in flight whose response is none. A server without sessions may ask before it answers, so the
+    /// request is kept beside it until its answer, which never comes: the call is cancelled there.
+    pub(super) fn fail_invalid_call(&mut self, call: CallId) {
+        if self.link.is_stateless() && self.calls.is_open(call) {
+            Legacy::cancel(call, "its answer is no response", self.link.out());
+            self.link.try_flush();
+        }
+        self.fail_call(call, CallError::INVALID);
+    }
+
     /// Ends a call in flight with an error of the gateway.
     pub(super) fn fail_call(&mut self, call: CallId, error: CallError) {
         let ended = self.calls.end(call).zip(self.dialect.abandon(call));

@@ -56,7 +56,7 @@ impl Session {
                 return self.handle_message(*message);
             }
             BackendEvent::Shared(mailbox::ToSession::InvalidResponse(call)) => {
-                self.fail_call(call, CallError::INVALID);
+                self.fail_invalid_call(call);
             }
             BackendEvent::Shared(mailbox::ToSession::Closing(loss)) => {
                 self.link.close(loss);
@@ -459,7 +459,7 @@ impl Session {
             if self.link.initialize_id() == Some(call) {
                 self.child_lost(CallError::INVALID);
             } else {
-                self.fail_call(call, CallError::INVALID);
+                self.fail_invalid_call(call);
             }
         }
     }

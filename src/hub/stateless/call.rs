@@ -11,7 +11,10 @@ use crate::{
     auth::Access,
     error::Error,
     hub::stream::Answer,
-    protocol::{Message, jsonrpc, modern::InputRequest},
+    protocol::{
+        Message, jsonrpc,
+        modern::{InputRequest, responses},
+    },
 };
 
 /// A call in flight; it is cancelled when this is dropped before it has ended.
@@ -90,24 +93,15 @@ impl CallInFlight {
         self.send(line.freeze());
     }
 
-    /// Delivers the raw answer of its client to the request of the server with this raw id.
+    /// Delivers what its client replies to a request of the server.
     ///
     /// # Errors
     ///
     /// `NoSession` if the session has ended, or the access is no longer valid; `Busy`.
-    pub(crate) async fn reply(
-        &self,
-        access: &Access,
-        id: &[u8],
-        answer: &[u8],
-    ) -> Result<(), Error> {
-        let mut line = BytesMut::new();
-        jsonrpc::push_result(id, answer, &mut line);
-        let message = Message::parse(line.freeze());
-        let message = message.map_err(|_| Error::Bug("an answer of a client"))?;
+    pub(crate) async fn reply(&self, access: &Access, reply: Message) -> Result<(), Error> {
         let newer = self.sender.hub.newer(access)?;
         let access = newer.as_deref().unwrap_or(access);
-        self.sender.send(&self.lease.handle, access, message).await
+        self.sender.send(&self.lease.handle, access, reply).await
     }
 
     /// Sends a message of the client that has no answer.
@@ -148,6 +142,20 @@ impl Drop for CallInFlight {
         jsonrpc::push_cancelled(self.id, "the client closed the connection", &mut line);
         self.send(line.freeze());
     }
+}
+
+/// What a client replies by a request to what a server asks, each with the raw id of the question. Made in the turn of
+/// that request: all replies are as long as it.
+pub(crate) fn replies(request: &Message, asks: &[InputRequest]) -> Vec<(Bytes, Message)> {
+    let reply = |(id, answer): (Bytes, Bytes)| {
+        let mut line = BytesMut::new();
+        jsonrpc::push_result(&id, &answer, &mut line);
+        // Its parts were parsed before.
+        let reply = Message::parse(line.freeze()).ok()?;
+        Some((id, reply))
+    };
+    let answers = responses(request, asks);
+    answers.into_iter().filter_map(reply).collect()
 }
 
 /// The error of a request that is refused for its size.

@@ -32,7 +32,7 @@ mod subscription;
 mod subscriptions;
 mod ticket;
 
-pub(crate) use self::call::{Begun, CallInFlight};
+pub(crate) use self::call::{Begun, CallInFlight, replies};
 pub(crate) use self::group::Caller;
 pub(crate) use self::parked::{Opened, Parked, Resumed};
 pub(crate) use self::sessions::Stateless;

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{task::JoinHandle, time::sleep};
 
 use super::{
+    call::replies,
     parked::{Asked, Opened, Parked, Resumed},
     sessions::Stateless,
     ticket::{Binding, CallDigest, Carried, ForCall, MAX_STATE, Ticket, use_of},
@@ -185,8 +186,8 @@ impl Stateless {
         let Some(mut parked) = self.parked.take(ticket.call, ticket.round) else {
             return Ok(Resumed::Used);
         };
-        for (id, answer) in turn.run(|| modern::responses(retry, &parked.asks)) {
-            match parked.call.reply(access, &id, &answer).await {
+        for (id, reply) in turn.run(|| replies(retry, &parked.asks)) {
+            match parked.call.reply(access, reply).await {
                 Ok(()) => {}
                 Err(Error::NoSession) => return Ok(Resumed::Ended),
                 Err(error) => {

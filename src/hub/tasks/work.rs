@@ -19,12 +19,12 @@ use crate::{
     hub::{
         CallError,
         core::{AccessChange, Core, or_never},
-        stateless::CallInFlight,
+        stateless::{CallInFlight, replies},
         stream::{Next, Reader},
     },
     protocol::{
         Kind, Message, Method, json, jsonrpc,
-        modern::{self, Completion, InputRequest, TaskState, TaskStatus, WantedInput, responses},
+        modern::{self, Completion, InputRequest, TaskState, TaskStatus, WantedInput},
     },
     state::{LogShare, Seat},
 };
@@ -108,7 +108,9 @@ impl Work {
         dismiss(&mut self.orders).await;
         self.asks.clear();
         self.ttl = Some(self.born.elapsed() + Self::kept(&self.core));
-        let mut state = self.end(end);
+        let bytes = end.as_ref().map_or(0, Bytes::len);
+        let turn = LargeWork::turn(&access.tenant().name, bytes).await;
+        let mut state = turn.run(|| self.end(end));
         // Before others see it: if another replica has said that the task has failed, it has.
         if !self.write(&state).await {
             state = self.end(Some(CallError::OWNER_LOST.line(b"0")));
@@ -193,22 +195,12 @@ impl Work {
                         return Some(CallError::EXITED.line(b"0"));
                     };
                     for (_, event) in events {
-                        let Ok(message) = Message::parse(event) else { continue };
-                        if matches!(message.kind(), Kind::Result | Kind::Error) {
-                            // What it has asked meanwhile is no part of the call any more.
-                            call.refuse(&self.asks);
-                            let is_carried = call.carried().is_some();
+                        let tenant = &call.access().tenant().name;
+                        let turn = LargeWork::turn(tenant, event.len()).await;
+                        if let Some(answer) = turn.run(|| self.take(&call, event)) {
                             call.finish();
-                            // Its client has a task, and makes no request again.
-                            if is_carried && WantedInput::in_answer(&message).is_some() {
-                                let why = "the server asks when the call has become a task";
-                                let mut line = BytesMut::new();
-                                jsonrpc::push_error(b"0", -32603, why, None, &mut line);
-                                return Some(line.freeze());
-                            }
-                            return Some(self.completion.complete(&message));
+                            return Some(answer);
                         }
-                        self.hear(&call, &message);
                     }
                 }
                 _ = ticks.tick() => is_own = self.write_present().await,
@@ -221,6 +213,25 @@ impl Work {
         }
         // Its client was told so by another replica, and waits for nothing: the call is cancelled at its server.
         Some(CallError::OWNER_LOST.line(b"0"))
+    }
+
+    /// Takes what the server says; its answer, if it is that.
+    fn take(&mut self, call: &CallInFlight, event: Bytes) -> Option<Bytes> {
+        let message = Message::parse(event).ok()?;
+        if !matches!(message.kind(), Kind::Result | Kind::Error) {
+            self.hear(call, &message);
+            return None;
+        }
+        // What it has asked meanwhile is no part of the call any more.
+        call.refuse(&self.asks);
+        // Its client has a task, and makes no request again.
+        if call.carried().is_some() && WantedInput::in_answer(&message).is_some() {
+            let why = "the server asks when the call has become a task";
+            let mut line = BytesMut::new();
+            jsonrpc::push_error(b"0", -32603, why, None, &mut line);
+            return Some(line.freeze());
+        }
+        Some(self.completion.complete(&message))
     }
 
     /// Takes what the server says beside its answer.
@@ -262,9 +273,9 @@ impl Work {
     async fn answer(&mut self, call: &CallInFlight, request: &Message) {
         let tenant = &call.access().tenant().name;
         let turn = LargeWork::turn(tenant, request.bytes().len()).await;
-        for (id, answer) in turn.run(|| responses(request, &self.asks)) {
+        for (id, reply) in turn.run(|| replies(request, &self.asks)) {
             // Where a session has ended, the reader says so.
-            if call.reply(call.access(), &id, &answer).await.is_ok() {
+            if call.reply(call.access(), reply).await.is_ok() {
                 self.asks.retain(|ask| ask.id != id);
             }
         }

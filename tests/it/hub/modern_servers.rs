@@ -405,10 +405,10 @@ async fn sessions_that_share_a_server_without_are_asked() {
 async fn what_a_session_leaves_behind_at_a_shared_server_is_taken_back() {
     let gateway = gateway("modern", &["server.isolation=tenant"]).await;
     let stays = gateway.session().await;
-    for _ in 0..3 {
+    for _ in 0..5 {
         let goes = gateway.session().await;
-        // Two of these at once are more than the gateway keeps for one child.
-        let call = json!({"kind": "elicitation", "message": "x".repeat(3 << 20)});
+        // Two of these at once are more than the gateway keeps for one caller, and five more than for one child.
+        let call = json!({"kind": "elicitation", "message": "x".repeat(900 << 10)});
         let mut streams = Vec::new();
         for _ in 0..4 {
             let mut stream = Events::of(goes.begin("ask", call.clone()).await);
@@ -423,6 +423,27 @@ async fn what_a_session_leaves_behind_at_a_shared_server_is_taken_back() {
         stream.message().await.unwrap().1["method"],
         "elicitation/create"
     );
+}
+
+/// Its request stayed beside the child, which had answered it, as long as that ran: after a few there was no room for a
+/// question in any other.
+#[tokio::test]
+async fn a_call_with_an_unusable_answer_leaves_nothing_at_a_server_without_sessions() {
+    for isolation in ["session", "tenant"] {
+        let isolation = format!("server.isolation={isolation}");
+        let gateway = gateway("modern", &[&isolation]).await;
+        let session = gateway.session().await;
+        let long = "x".repeat(3 << 20);
+        for _ in 0..6 {
+            let failed = session.call("answer_bad_utf8", json!({"pad": long})).await;
+            assert_eq!(failed["error"]["code"], -31003, "{isolation}: {failed}");
+        }
+        let call = json!({"kind": "elicitation", "message": long});
+        let mut stream = Events::of(session.begin("ask", call).await);
+        let (_, ask) = stream.message().await.unwrap();
+        let why = &ask["error"];
+        assert_eq!(ask["method"], "elicitation/create", "{isolation}: {why}");
+    }
 }
 
 #[tokio::test]

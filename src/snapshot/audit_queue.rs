@@ -226,14 +226,21 @@ impl Writer {
             }
             let lost_now = self.write(batch).await.len() + self.write_calls(of_calls).await;
             // The stop may have come meanwhile.
-            lost = if self.stop.is_cancelled() { lost_now } else { 0 };
+            lost = if self.stop.is_cancelled() {
+                lost_now
+            } else {
+                0
+            };
         }
         queued.close();
         calls.close();
         lost += self.write_rest(queued, calls).await;
         if lost > 0 {
             // The counter of dropped records ends with the process.
-            tracing::warn!(count = lost, "audit records are lost at the end of the gateway");
+            tracing::warn!(
+                count = lost,
+                "audit records are lost at the end of the gateway"
+            );
         }
         self.write_missing().await;
     }

@@ -321,7 +321,8 @@ impl Writer {
         let Ok(store) = self.snapshot.database() else {
             return false;
         };
-        let appended = self.in_time(limit, store.audit().append(records)).await;
+        let write = Box::pin(store.audit().append(records));
+        let appended = self.in_time(limit, write).await;
         matches!(appended, Some(Ok(())))
     }
 

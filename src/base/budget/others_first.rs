@@ -4,14 +4,15 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, LazyLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::Instant};
 
 /// Returns once the tasks that are ready have run, and the runtime has looked for what has arrived.
 ///
@@ -37,6 +38,29 @@ pub(crate) async fn others_first() {
     .await;
 }
 
+/// How often workers have looked for what has arrived so far, while somebody let others go first.
+pub(super) fn looks() -> u64 {
+    LOOKS.load(Ordering::Relaxed)
+}
+
+/// Counts a look, at which all who let others go first are woken one behind the other.
+fn note_look() {
+    let now = u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let before = LAST.swap(now, Ordering::Relaxed);
+    if Duration::from_micros(now.saturating_sub(before)) > SAME_LOOK {
+        LOOKS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The looks so far.
+static LOOKS: AtomicU64 = AtomicU64::new(0);
+/// When the last one woke somebody, in microseconds since [`BEGAN`].
+static LAST: AtomicU64 = AtomicU64::new(0);
+/// What these count from.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// The most time between two that are woken by one look. Shorter looks leave nobody waiting.
+const SAME_LOOK: Duration = Duration::from_micros(50);
+
 /// Whether the others have gone first, and the task that waits for it.
 #[derive(Default)]
 struct Passed {
@@ -46,6 +70,7 @@ struct Passed {
 
 impl Wake for Passed {
     fn wake(self: Arc<Self>) {
+        note_look();
         self.is_over.store(true, Ordering::Release);
         self.task.wake();
     }

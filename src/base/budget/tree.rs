@@ -9,9 +9,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{runtime::Handle, sync::Semaphore, time::Instant};
 
-use super::others_first::others_first;
+use super::others_first::{looks, others_first};
 
 /// A node in a tree of budgets: the root has the total, the others are the shares of owners, which may
 /// have shares below them.
@@ -29,8 +29,8 @@ pub(crate) struct Budget {
     turns: Semaphore,
     /// Until when the owner pauses, in microseconds since [`BEGAN`].
     paced: AtomicU64,
-    /// The small pieces of work of the owner since it rested, below the time of the last one, in microseconds since
-    /// [`BEGAN`]: `time * PIECES + pieces`.
+    /// The small pieces of work of the owner since it rested, below the number of looks at the last one:
+    /// `looks * PIECES + pieces`.
     pieces: AtomicU64,
 }
 
@@ -170,17 +170,19 @@ impl Budget {
 
     /// The same for larger pieces, with `every` instead of [`PIECES`], which it has to divide.
     pub(crate) fn is_due_each(&self, every: u64) -> bool {
-        self.is_due_at(every, BEGAN.elapsed())
+        // Of each worker there is one before others have gone first.
+        let workers = Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers());
+        self.is_due_at(every, looks(), workers as u64)
     }
 
     /// After a rest others have gone first already: an owner with a call every few milliseconds would wait for them in vain.
-    fn is_due_at(&self, every: u64, now: Duration) -> bool {
-        let now = micros(now);
+    /// It is told by looks and not by time, which passes as well while the pieces of others stand between those of an owner.
+    fn is_due_at(&self, every: u64, looks: u64, rest: u64) -> bool {
         let count = |pieces: u64| {
-            let has_rested = now.saturating_sub(pieces / PIECES) > micros(REST);
+            let has_rested = looks.saturating_sub(pieces / PIECES) > rest;
             if has_rested { 0 } else { pieces % PIECES }
         };
-        let next = |pieces: u64| now * PIECES + (count(pieces) + 1) % PIECES;
+        let next = |pieces: u64| looks * PIECES + (count(pieces) + 1) % PIECES;
         let order = Ordering::Relaxed;
         let before = self
             .top()
@@ -360,9 +362,6 @@ const TURNS: usize = 4;
 /// The small pieces of work, as requests are, after which others go first.
 const PIECES: u64 = 8;
 
-/// The time without a piece after which an owner has rested, longer than a piece takes.
-const REST: Duration = Duration::from_millis(1);
-
 /// The longest pause of [`Budget::pace`].
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -477,9 +476,8 @@ mod tests {
     fn every_eighth_piece_is_due() {
         let tenant = Budget::new(1).share();
         let callers = [tenant.share(), tenant.share()];
-        let now = Duration::from_secs(1);
         let due = |every| -> Vec<usize> {
-            let is_due = |at: &usize| callers[at % 2].is_due_at(every, now);
+            let is_due = |at: &usize| callers[at % 2].is_due_at(every, 1000, 1);
             (0..24).filter(is_due).collect()
         };
         assert_eq!(due(8), [7, 15, 23]);
@@ -490,12 +488,12 @@ mod tests {
     /// One with a call every five milliseconds waited for all others at every eighth, and those were its longest.
     #[test]
     fn an_owner_that_rests_is_not_due() {
-        let due = [1001, 1000].map(|apart| {
+        let due = [2, 1, 0].map(|apart| {
             let share = Budget::new(1).share();
-            let at = |number: u64| Duration::from_micros(1_000_000 + number * apart);
-            (0..64).filter(|of| share.is_due_at(8, at(*of))).count()
+            let is_due = |number: &u64| share.is_due_at(8, 1000 + number * apart, 1);
+            (0..64).filter(is_due).count()
         });
-        assert_eq!(due, [0, 8]);
+        assert_eq!(due, [0, 8, 8]);
         let share = Budget::new(1).share();
         assert!(!share.is_due());
         assert_eq!(share.pieces(), 1);

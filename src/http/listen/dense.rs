@@ -1,10 +1,9 @@
 //! What was read of a connection of HTTP/2 and has many header fields, until its turn.
 //!
-//! A byte of a header block may name a field once more, and h2 decodes what it gets at once: of 16 KiB that was a millisecond
-//! and a half, on each of thousands of connections, before a request of another address. So they wait in the line of the
-//! address before h2 has them, and h2 gets them in parts.
+//! A byte of a header block may name a field once more, and h2 decodes a frame as soon as it has all of it: those of 16 KiB
+//! took a millisecond and a half, on each of thousands of connections, before a request of another address. So what
+//! completes frames with many fields waits in the line of the address before h2 has it, and h2 gets it in parts.
 
-use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -18,16 +17,18 @@ pub(super) struct Dense {
     bytes: Vec<u8>,
     /// Of those, what h2 has.
     given: usize,
+    /// The length of a part.
+    part: usize,
     /// The share of the address; none at listeners that are not for everybody.
     share: Option<Arc<Budget>>,
-    /// The place of the next part in line.
-    line: BoxFuture<'static, ()>,
+    /// The place of the next part in line; none if its turn is over.
+    line: Option<BoxFuture<'static, ()>>,
     /// What is held of the share for all of them.
     held: Option<Drawn>,
 }
 
 impl Dense {
-    /// What was read, with so many fields, if it has to wait.
+    /// What was read and completes frames with so many fields, if it has to wait.
     pub(super) fn of(
         read: &[u8],
         fields: usize,
@@ -45,7 +46,8 @@ impl Dense {
         Some(Self {
             bytes: read.to_vec(),
             given: 0,
-            line: line(share.clone()),
+            part: (read.len() * MOST / fields).max(PART),
+            line: None,
             held: share.as_ref().map(|share| share.hold(read.len() as u64)),
             share,
         })
@@ -57,9 +59,8 @@ impl Dense {
     }
 
     /// Begins to wait: whatever else there is to be said of the read is said first.
-    pub(super) fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.line.as_mut().poll(cx).is_ready() {
-            self.line = Box::pin(std::future::ready(()));
+    pub(super) fn begin<T>(&mut self, cx: &mut Context<'_>) -> Poll<T> {
+        if self.poll_line(cx).is_ready() {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
@@ -71,16 +72,28 @@ impl Dense {
         cx: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<bool> {
-        ready!(self.line.as_mut().poll(cx));
+        ready!(self.poll_line(cx));
         let (_, rest) = self.bytes.split_at(self.given);
-        let (part, rest) = rest.split_at(rest.len().min(PART).min(buf.remaining()));
+        let (part, rest) = rest.split_at(rest.len().min(self.part).min(buf.remaining()));
         buf.put_slice(part);
         self.given += part.len();
-        if rest.is_empty() {
-            return Poll::Ready(true);
+        Poll::Ready(rest.is_empty())
+    }
+
+    /// Goes on in line where nothing is read. A turn that is had there is over: nobody behind it waits for this
+    /// connection.
+    pub(super) fn go_on(&mut self, cx: &mut Context<'_>) {
+        if self.line.is_some() && self.poll_line(cx).is_ready() {
+            cx.waker().wake_by_ref();
         }
-        self.line = line(self.share.clone());
-        Poll::Ready(false)
+    }
+
+    /// Waits for a turn, which ends with this.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let place = || line(self.share.clone());
+        ready!(self.line.get_or_insert_with(place).as_mut().poll(cx));
+        self.line = None;
+        Poll::Ready(())
     }
 }
 
@@ -98,7 +111,9 @@ fn line(share: Option<Arc<Budget>>) -> BoxFuture<'static, ()> {
 const FEW: usize = 32;
 /// Fields that wait in any case, since they take some ten microseconds.
 const MANY: usize = 256;
-/// Bytes of a part, whose fields take two tenths of a millisecond at most.
+/// Fields of a part, which take two tenths of a millisecond, if that is longer than [`PART`].
+const MOST: usize = 2 << 10;
+/// The least bytes of one.
 const PART: usize = 2 << 10;
 
 #[cfg(test)]
@@ -145,7 +160,7 @@ mod tests {
     async fn h2_gets_all_of_it_in_parts() {
         let share = share();
         let all: Vec<u8> = (0..=255).cycle().take(2 * PART + 100).collect();
-        let mut dense = Dense::of(&all, MANY, || Some(Arc::clone(&share))).unwrap();
+        let mut dense = Dense::of(&all, all.len(), || Some(Arc::clone(&share))).unwrap();
         assert_eq!(share.used(), all.len() as u64);
         let mut given = Vec::new();
         for (room, length) in [(1 << 20, PART), (50, 50), (1 << 20, PART), (1 << 20, 50)] {
@@ -161,6 +176,46 @@ mod tests {
         assert_eq!(given, all);
         drop(dense);
         assert_eq!(share.used(), 0);
+    }
+
+    /// Requests of a proxy were cut by their bytes, and all of its clients waited for each part.
+    #[tokio::test]
+    async fn few_fields_of_many_bytes_are_one_part() {
+        for (fields, length) in [(800, 8000), (2 * MOST, 4000), (4 * MOST, PART)] {
+            let mut dense = Dense::of(&[0; 8000], fields, || None).unwrap();
+            let (part, is_last) = part(&mut dense, 1 << 20).await;
+            assert_eq!((part.len(), is_last), (length, length == 8000));
+        }
+    }
+
+    /// Four connections that h2 did not read, since they took nothing that it had to write, kept all turns of their
+    /// address.
+    #[tokio::test]
+    async fn a_turn_that_nobody_uses_ends() {
+        let share = share();
+        let dense = || Dense::of(&[7; 100], MANY, || Some(Arc::clone(&share))).unwrap();
+        let mut all: Vec<_> = (0..8).map(|_| dense()).collect();
+        let mut looks = 0;
+        poll_fn(|cx| {
+            for dense in &mut all {
+                if looks == 0 {
+                    assert!(dense.begin::<()>(cx).is_pending());
+                } else {
+                    dense.go_on(cx);
+                }
+            }
+            looks += 1;
+            match all.iter().all(|dense| dense.line.is_none()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+        assert!(!share.is_busy());
+        // It has another one when it is read.
+        let mut last = all.pop().unwrap();
+        assert!(poll!(Box::pin(part(&mut last, 200))).is_pending());
+        assert_eq!(part(&mut last, 200).await, (vec![7; 100], true));
     }
 
     /// Five hundred connections, of which each was decoded as soon as it was read, kept a worker for half a second.

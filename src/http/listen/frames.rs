@@ -24,6 +24,12 @@ pub(super) struct Frames {
     trailers: Option<usize>,
     /// Bytes of the longest trailers.
     longest: usize,
+    /// Fields of the frames that are complete.
+    fields: usize,
+    /// The most of one.
+    most_fields: usize,
+    /// Whether there was a frame that no client may send.
+    is_wrong: bool,
     /// What the table of HPACK keeps.
     table: Table,
 }
@@ -40,6 +46,9 @@ impl Frames {
             highest: 0,
             trailers: None,
             longest: 0,
+            fields: 0,
+            most_fields: 0,
+            is_wrong: false,
             table: Table::new(),
         }
     }
@@ -126,9 +135,20 @@ impl Frames {
         self.table.held()
     }
 
-    /// Fields of blocks that have begun so far.
+    /// Fields of the frames so far that are complete: h2 decodes a frame once it has all of it.
     pub(super) fn fields(&self) -> usize {
-        self.table.fields()
+        self.fields
+    }
+
+    /// The most of one of these.
+    pub(super) fn most_fields(&self) -> usize {
+        self.most_fields
+    }
+
+    /// Whether there was a frame that no client may send, and of which h2 would take the fields nevertheless, if they are
+    /// wrong: `PUSH_PROMISE` (section 8.4).
+    pub(super) fn is_wrong(&self) -> bool {
+        self.is_wrong
     }
 
     /// The head is complete.
@@ -153,9 +173,9 @@ impl Frames {
         match kind {
             HEADERS => self.table.begin(self.flags(), self.length(), self.stream()),
             CONTINUATION if goes_on => self.table.go_on(self.length()),
-            // A client may not send PUSH_PROMISE (section 8.4).
             _ => self.table.skip(),
         }
+        self.is_wrong |= kind == PUSH_PROMISE;
         self.is_open = self.is_of_block() && (goes_on || !self.has_end());
     }
 
@@ -163,6 +183,9 @@ impl Frames {
     fn end(&mut self) -> bool {
         let has_ended = self.is_of_block() && self.has_end();
         self.is_open &= !has_ended;
+        let fields = self.table.take_fields();
+        self.fields = self.fields.wrapping_add(fields);
+        self.most_fields = self.most_fields.max(fields);
         (self.left, self.is_head) = (HEAD, true);
         has_ended
     }
@@ -242,6 +265,38 @@ mod tests {
         // Data is no block.
         assert!(!frames.follow(&frame(0, 0, 10_000)[..50]));
         assert_eq!((frames.are_within_block(), frames.kept()), (false, 0));
+    }
+
+    /// The last byte of a frame of 16 KiB had a field for itself, and all of them were decoded with it.
+    #[test]
+    fn the_fields_of_a_frame_count_when_it_is_complete() {
+        let mut frames = begun();
+        let whole = frame(HEADERS, END_HEADERS, 1000);
+        let indexed = [&whole[..HEAD], &[0x82; 1000]].concat();
+        let (first, last) = indexed.split_at(indexed.len() - 1);
+        frames.follow(first);
+        assert_eq!((frames.fields(), frames.most_fields()), (0, 0));
+        frames.follow(last);
+        assert_eq!((frames.fields(), frames.most_fields()), (1000, 1000));
+        frames.follow(&[&frame(HEADERS, END_HEADERS, 10)[..HEAD], &[0x82; 10]].concat());
+        assert_eq!((frames.fields(), frames.most_fields()), (1010, 1000));
+        // A body has none.
+        frames.follow(&[&frame(0, 0, 1000)[..HEAD], &[0x82; 1000]].concat());
+        assert_eq!(frames.fields(), 1010);
+    }
+
+    /// h2 resets the stream of one that is wrong in itself, and its table keeps the fields.
+    #[test]
+    fn a_client_sends_no_push_promise() {
+        for kind in 0..=PUSH_PROMISE {
+            let mut frames = begun();
+            // None within the preface or a payload.
+            frames.follow(&frame(0, 0, 1000)[..500]);
+            assert!(!frames.is_wrong());
+            let mut frames = begun();
+            frames.follow(&frame(kind, END_HEADERS, 20)[..HEAD]);
+            assert_eq!(frames.is_wrong(), kind == PUSH_PROMISE);
+        }
     }
 
     /// Trailers behind a body that nobody read were kept with their streams, 72 bytes for each of theirs.

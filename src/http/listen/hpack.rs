@@ -42,7 +42,7 @@ pub(super) struct Table {
     packed: u64,
     /// The longest string in that code, to which h2's buffer for them has grown.
     longest: u64,
-    /// Fields that have begun.
+    /// Fields that have begun in the present frame.
     fields: usize,
 }
 
@@ -127,9 +127,9 @@ impl Table {
         }
     }
 
-    /// Fields that have begun so far, for each of which h2 makes one, though it may be a byte.
-    pub(super) fn fields(&self) -> usize {
-        self.fields
+    /// The fields of a frame that is complete, for each of which h2 makes one, though it may be a byte.
+    pub(super) fn take_fields(&mut self) -> usize {
+        std::mem::take(&mut self.fields)
     }
 
     /// What it keeps, if that is more than every connection may.
@@ -228,7 +228,7 @@ impl Table {
                     0x20..0x40 => (5, Number::All),
                     0..0x20 => (4, Number::Name),
                 };
-                self.fields = self.fields.wrapping_add(1);
+                self.fields += 1;
                 self.literal.is_inserted = prefix == 6;
                 self.begin_number(number, first, prefix);
             }

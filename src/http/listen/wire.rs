@@ -51,11 +51,19 @@ enum Progress {
     Http2(Box<Blocks>),
 }
 
+/// What header blocks of a connection of HTTP/2 may have, beyond which it ends.
+#[derive(Clone, Copy)]
+pub(super) struct BlockBounds {
+    /// Bytes of trailers.
+    pub(super) trailers: usize,
+    /// Fields of a frame, all of which are decoded at once.
+    pub(super) fields: usize,
+}
+
 /// Header blocks of a connection of HTTP/2.
 struct Blocks {
     frames: Frames,
-    /// The most bytes that trailers may have.
-    trailers: usize,
+    bounds: BlockBounds,
     /// What is held of the share of the address for what the table of fields keeps.
     table: Option<Drawn>,
     /// What was read and waits in the line of the address.
@@ -118,11 +126,11 @@ impl<S> Wire<S> {
         }
     }
 
-    /// Wraps a stream that HTTP/2 requests come by, with trailers of so many bytes at most.
-    pub(super) fn of_http2(stream: S, requests: Arc<Requests>, trailers: usize) -> Self {
+    /// Wraps a stream that HTTP/2 requests come by, with header blocks of no more than this.
+    pub(super) fn of_http2(stream: S, requests: Arc<Requests>, bounds: BlockBounds) -> Self {
         let blocks = Blocks {
             frames: Frames::new(),
-            trailers,
+            bounds,
             table: None,
             dense: None,
         };
@@ -130,6 +138,15 @@ impl<S> Wire<S> {
             requests: Some(requests),
             progress: Progress::Http2(Box::new(blocks)),
             ..Self::new(stream)
+        }
+    }
+}
+
+impl<S> Wire<S> {
+    /// Goes on in the line of the address where nothing is read.
+    fn go_on_in_line(&mut self, cx: &mut Context<'_>) {
+        if let Progress::Http2(blocks) = &mut self.progress {
+            blocks.go_on_in_line(cx);
         }
     }
 }
@@ -264,17 +281,17 @@ fn poll_frames<S: AsyncRead + Unpin>(
         },
     });
     let mut result = Pin::new(&mut read).poll_read(cx, buf);
+    if blocks.are_refused() {
+        *unparsed = None;
+        return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+    }
     let waits = dense.is_some();
     if let Some(dense) = blocks.wait_in_line(dense) {
         if dense.is_too_much(AHEAD) {
             *unparsed = None;
             return out_of_memory(requests);
         }
-        result = dense.poll_line(cx);
-    }
-    if blocks.frames.longest_trailers() > blocks.trailers {
-        *unparsed = None;
-        return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        result = dense.begin(cx);
     }
     if !blocks.hold_table(requests) {
         *unparsed = None;
@@ -308,6 +325,21 @@ impl Blocks {
     fn wait_in_line(&mut self, dense: Option<Dense>) -> Option<&mut Dense> {
         self.dense = dense;
         self.dense.as_mut()
+    }
+
+    /// Whether the connection ends by them.
+    fn are_refused(&self) -> bool {
+        let Self { frames, bounds, .. } = self;
+        let are_long = frames.longest_trailers() > bounds.trailers;
+        are_long || frames.most_fields() > bounds.fields || frames.is_wrong()
+    }
+
+    /// Goes on in line though nothing is read, since the turn is none of this connection's any more once it is had: h2 reads
+    /// nothing as long as it has to write something of its own first.
+    fn go_on_in_line(&mut self, cx: &mut Context<'_>) {
+        if let Some(dense) = &mut self.dense {
+            dense.go_on(cx);
+        }
     }
 
     /// Holds what the table of fields keeps; whether the share of the address has room for more, if it is more.
@@ -491,10 +523,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.go_on_in_line(cx);
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.go_on_in_line(cx);
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -522,6 +556,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Write for Wire<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.go_on_in_line(cx);
         Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 }

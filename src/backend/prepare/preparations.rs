@@ -569,7 +569,8 @@ impl Preparations {
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
             if !is_over {
-                if flight.lines.insert(server.tenant.clone()) {
+                // One that has a slot, or is over, wants no other.
+                if !flight.slot.is_closed() && flight.lines.insert(server.tenant.clone()) {
                     self.stand_in_line(&server.tenant, flight.slot.clone());
                 }
                 return Joined::Flight(flight.outcome.clone());
@@ -861,6 +862,32 @@ mod tests {
         let (prepared, of_first) = timeout(Duration::from_secs(20), both).await.unwrap();
         assert!(prepared.is_ok_and(|ready| ready.is_some()));
         assert!(of_first.is_ok_and(|ready| ready.is_some()));
+    }
+
+    /// It took a slot that others waited for, for nothing.
+    #[tokio::test]
+    async fn a_preparation_that_is_over_stands_in_no_line() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let server = server("prepare: [sh, -c, exit 0]");
+        let name = store_name(&server);
+        let (store, found) = (preparations.stores.begin(&name).unwrap(), Found::default());
+        let ready = Outcome::Ready(Arc::new(Ready { store, found }));
+        let flight = Flight {
+            outcome: watch::channel(ready).1,
+            subject: String::new(),
+            tenant: "b".to_owned(),
+            servers: BTreeSet::new(),
+            lines: BTreeSet::new(),
+            slot: mpsc::channel(1).0,
+        };
+        let recipe = server.recipe.as_ref().unwrap();
+        let flights = || preparations.flights.write().unwrap();
+        flights().insert(name.clone(), flight);
+        let joined = preparations.join(&server, recipe, &name);
+        assert!(matches!(joined, Joined::Flight(_)));
+        assert!(flights()[&name].lines.is_empty());
+        assert!(preparations.tracker.is_empty());
     }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others. Theirs is

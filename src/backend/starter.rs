@@ -2,7 +2,7 @@
 //!
 //! Not here: the choice of a child for a session (`pool`), and the process itself (`child`).
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, future::pending, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::TaskTracker;
@@ -17,7 +17,7 @@ use super::{
     prepare::Ready,
 };
 use crate::{
-    base::budget::{Drawn, OwnersTurn, Turns},
+    base::budget::{Drawn, Turns},
     config::gateway,
     declare::Server,
     telemetry::{ChildState, Metrics, TraceContext, Traces, traces::CHILD_START},
@@ -119,12 +119,13 @@ impl Starter {
     }
 
     /// Waits for the turn of a warm child of `server`, before anything is taken for it; not during a backoff: a server
-    /// that fails delays no other.
-    pub(super) async fn warm_turn(&self, server: &Server) -> OwnersTurn {
+    /// that fails delays no other. It lapses whatever its start waits for.
+    pub(super) async fn warm_turn(&self, server: &Server) -> StartSlot {
         if let Verdict::After(wait) = self.circuits.peek(&spec(server), None) {
             sleep(wait).await;
         }
-        self.warm.take(&server.tenant).await
+        let turn = self.warm.take(&server.tenant).await;
+        self.lapse.hold(turn, pending())
     }
 
     /// Starts a child as soon as there is room, from the prepared store if there is one.
@@ -189,7 +190,7 @@ impl Starter {
             seat,
             capacity,
             _descriptors: descriptors,
-            slot: Some(slot),
+            slot,
             attempt: Some(attempt),
             is_starting: true,
             is_warm: false,
@@ -200,19 +201,23 @@ impl Starter {
         self.spawn(server, ready, place).await
     }
 
-    /// Waits for a place of the gateway until `deadline`, and then for a slot; none if there is none in time.
+    /// Waits for a place of the gateway until `deadline`, and then for a slot; none if there is none in time. A warm child
+    /// takes no slot: it has its turn, and would wait in the line of its tenant's clients with it.
     async fn room(
         &self,
         server: &Server,
         is_warm: bool,
         (began, deadline): (Instant, Instant),
-    ) -> Option<(CapacityPlace, StartSlot)> {
+    ) -> Option<(CapacityPlace, Option<StartSlot>)> {
         let capacity = self.registry.seats.place(&server.tenant, is_warm);
         let capacity = timeout_at(deadline, capacity).await.ok()?;
+        if is_warm {
+            return Some((capacity, None));
+        }
         // Who waits in line waits as long as a start may take, for those before it may take that.
         let in_line = deadline.max(began + server.clocks.start);
         let slot = timeout_at(in_line, self.slots.take(&server.tenant)).await;
-        Some((capacity, slot.ok()?))
+        Some((capacity, Some(slot.ok()?)))
     }
 
     /// Starts a child in this place.
@@ -258,8 +263,8 @@ impl Starter {
 }
 
 impl Started {
-    /// Frees the slot of a warm child, which waits for a session; its turn is over when the child is up.
-    pub(super) fn settle(&mut self, turn: OwnersTurn) {
+    /// Ends the attempt of a warm child, which waits for a session; its turn is over when the child is up, or lapses.
+    pub(super) fn settle(&mut self, turn: StartSlot) {
         let Self { child, place } = self;
         let lapse = &place.starter.lapse;
         let slot = child.pid().map(|guard| lapse.hold(turn, calm(guard)));
@@ -467,5 +472,30 @@ pub(super) mod tests {
         assert!(matches!(started.err(), Some(Refused::Busy)));
         assert!(Instant::now() >= deadline);
         assert!(began.elapsed() < SLOT, "it waited until the slot lapsed");
+    }
+
+    /// It stood behind the clients of its tenant for as long as a start may take, with a turn that all tenants need.
+    #[tokio::test]
+    async fn a_warm_child_stands_in_no_line_of_clients() {
+        let (starter, _work) = starter(1);
+        let (began, server) = (Instant::now(), server("warm: 1"));
+        let _slot = starter.slots.take("a").await;
+        let turn = starter.warm_turn(&server).await;
+        let (deadline, occasion) = (began + SLOT, Occasion::default());
+        let started = starter.start(&server, None, 0, deadline, occasion).await;
+        assert!(began.elapsed() < SLOT, "it waited until the slot lapsed");
+        started.ok().unwrap().settle(turn);
+    }
+
+    /// It was held until the process was there, and no warm child of another tenant began.
+    #[tokio::test]
+    async fn the_turn_of_a_warm_child_lapses_before_its_process_is_there() {
+        let (mut starter, _work) = starter(1);
+        Arc::get_mut(&mut starter).unwrap().lapse.after = SLOT / 100;
+        let [first, second] = ["a", "b"].map(|tenant| server_of(tenant, "warm: 1"));
+        let _turn = starter.warm_turn(&first).await;
+        let next = starter.warm_turn(&second);
+        let next = tokio::time::timeout(SLOT * 4, next).await;
+        assert!(next.is_ok(), "it waits for the first");
     }
 }

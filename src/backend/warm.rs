@@ -203,7 +203,7 @@ impl QueueTask {
             let started = match preparations.prepared(&server).await {
                 Ok(ready) => {
                     let turn = starter.warm_turn(&server).await;
-                    // Others wait for the turn.
+                    // No longer than the turn, for which others wait.
                     let (deadline, occasion) = (Instant::now() + SLOT, Occasion::default());
                     let ready = ready.as_deref();
                     let mut started = starter.start(&server, ready, 0, deadline, occasion).await;
@@ -361,6 +361,8 @@ mod tests {
             started = of_client => started.ok(),
         };
         assert!(of_client.is_some(), "it waited behind two warm ones");
+        let started = task.starter.registry.list(|_| true).len();
+        assert_eq!(started, 2, "the second warm one boots beside the first");
         drop(of_client);
         child.kill().await;
         drop(place);

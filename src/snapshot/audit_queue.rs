@@ -345,11 +345,11 @@ impl Writer {
         if steps.is_empty() {
             return;
         }
-        if let Ok(store) = self.snapshot.database()
-            && let Some(Err(error)) = self
-                .in_time(LAST_RECORDS, store.login_steps().add(steps))
-                .await
-        {
+        let Ok(store) = self.snapshot.database() else {
+            return;
+        };
+        let write = Box::pin(store.login_steps().add(steps));
+        if let Some(Err(error)) = self.in_time(LAST_RECORDS, write).await {
             tracing::debug!(%error, "steps of attempts to log in are lost");
         }
     }

@@ -12,7 +12,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use crate::base::budget::{OwnersTurn, Turns};
+use crate::base::budget::Turns;
 
 /// All slots.
 pub(crate) struct StartSlots {
@@ -52,10 +52,11 @@ impl StartSlots {
 }
 
 impl Lapse {
-    /// Holds a turn for a start until its slot is dropped, until `over`, or until it lapses.
+    /// Holds a turn for a start, or a slot that may lapse before this one, until its slot is dropped, until `over`, or
+    /// until it lapses.
     pub(crate) fn hold(
         &self,
-        turn: OwnersTurn,
+        turn: impl Send + 'static,
         over: impl Future<Output = ()> + Send + 'static,
     ) -> StartSlot {
         let end = CancellationToken::new();

@@ -919,6 +919,24 @@ async fn the_lines_of_a_child_without_input_have_a_pace() {
     assert!(took >= Duration::from_millis(200), "{took:?}");
 }
 
+/// Each line was cut, in a poll of its own, while the queue of one that did not read was to be written.
+#[tokio::test]
+async fn the_lines_of_a_stopped_child_are_not_cut() {
+    let mut prints = launch("sh");
+    prints.args = vec!["-c".into(), "yes '' | head -n 200000".into()];
+    let (mut child, _work) = start_as(&prints).await;
+    // More than a pipe takes.
+    child.out().extend_from_slice(&vec![b'x'; 1 << 20]);
+    let mut stopping = Box::pin(child.stop([Duration::from_secs(20); 2]));
+    let mut polls = 0;
+    let exit = std::future::poll_fn(|cx| {
+        polls += 1;
+        stopping.as_mut().poll(cx)
+    });
+    assert_eq!(exit.await.code, Some(0));
+    assert!(polls < 20_000, "{polls}");
+}
+
 #[tokio::test]
 async fn closed_streams_are_told_and_survived() {
     let (mut child, _work) = start().await;

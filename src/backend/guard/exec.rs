@@ -52,8 +52,9 @@ fn confine(request: &LaunchRequest, parent: Option<Pid>) -> io::Result<()> {
     if let Some(uid) = restrictions.uid {
         become_user(uid)?;
     }
-    if restrictions.leaves_ipc() {
-        // The guard of an earlier child with this uid may have been killed.
+    if restrictions.inherits_ipc() {
+        // The guard of an earlier child with this uid may have been killed. Also before the filter of system calls, which
+        // denies these: its memory and its part of the machine's limits are taken until then.
         ipc::remove_own();
     }
     if loses_capabilities {

@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::{
     select,
     sync::{mpsc, watch},
@@ -25,6 +24,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    output::{ERRORS, ended, last_lines, log_begin, log_failure},
     programs::{self, Found},
     stores::{KEPT, Store, Stores},
 };
@@ -33,7 +33,7 @@ use crate::backend::{
         Circuits, Lapse, Refused, Spec, Stage, StartFailure, StartSlot, StartSlots, Verdict,
         is_shortage, spec,
     },
-    child::{Child, Exit, Launcher, Owner, Registry, Seat, TenantMemory, stderr::printable},
+    child::{Child, Launcher, Owner, Registry, Seat, TenantMemory},
 };
 use crate::base::hex;
 use crate::declare::{Launch, Limits, Recipe, Server};
@@ -145,12 +145,6 @@ const NO_ROOM: &str = "no room for it among the children of its tenant, or of th
 
 /// The shortest time after which a preparation without room is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// Lines of output kept of a failed preparation.
-const LINES: usize = 20;
-
-/// Bytes kept of each of these lines.
-const LINE: usize = 1024;
 
 impl Preparations {
     /// No preparation; stores lie in the directory that `launcher` names.
@@ -371,12 +365,12 @@ impl Preparations {
                     (Some(code), _) => format!("it ended with {code}"),
                     (None, signal) => format!("it ended by signal {}", signal.unwrap_or(0)),
                 };
-                failed(why, output(&said, &exit.stderr_tail))
+                failed(why, last_lines(&said, &exit.stderr_tail))
             }
             Some(Err(_)) => {
                 let exit = child.kill().await;
                 let why = format!("it did not end within {} s", LONGEST.as_secs());
-                failed(why, output(&said, &exit.stderr_tail))
+                failed(why, last_lines(&said, &exit.stderr_tail))
             }
             None => {
                 child.kill().await;
@@ -569,7 +563,8 @@ impl Preparations {
                 Outcome::Running => flight.outcome.has_changed().is_err(),
             };
             if !is_over {
-                if flight.lines.insert(server.tenant.clone()) {
+                // One that has a slot, or is over, wants no other.
+                if !flight.slot.is_closed() && flight.lines.insert(server.tenant.clone()) {
                     self.stand_in_line(&server.tenant, flight.slot.clone());
                 }
                 return Joined::Flight(flight.outcome.clone());
@@ -673,58 +668,6 @@ impl Ready {
     }
 }
 
-/// Runs a child to its end with an empty stdin, and keeps the last lines of its stdout.
-async fn ended(child: &mut Child, said: &mut VecDeque<Bytes>) -> Exit {
-    let keep = |line: Bytes| {
-        if said.len() == LINES {
-            said.pop_front();
-        }
-        // A part would hold the whole line in memory.
-        said.push_back(Bytes::copy_from_slice(&line[..line.len().min(LINE)]));
-    };
-    child.run_without_input(keep).await
-}
-
-/// Logs that a preparation begins: one whose store is there takes no time worth a line.
-fn log_begin(server: &Server, recipe: &Recipe) {
-    tracing::info!(
-        target: PREPARATIONS,
-        {
-            tenant.id = server.tenant,
-            server.name = server.name,
-            subject = recipe.subject()
-        },
-        "preparing"
-    );
-}
-
-/// Logs that a server cannot be prepared, without a try.
-fn log_failure(server: &Server, recipe: &Recipe, why: &str) {
-    tracing::warn!(
-        target: PREPARATIONS,
-        {
-            tenant.id = server.tenant,
-            server.name = server.name,
-            subject = recipe.subject(),
-            why
-        },
-        "cannot prepare"
-    );
-}
-
-/// Last lines of stderr, preceded by those of stdout as far as there is room.
-fn output(said: &VecDeque<Bytes>, errors: &[u8]) -> Vec<String> {
-    let errors: Vec<&[u8]> = errors
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .collect();
-    let errors = &errors[errors.len().saturating_sub(LINES)..];
-    let room = LINES - errors.len();
-    let said = said.iter().skip(said.len().saturating_sub(room));
-    let lines = said.map(|line| &**line).chain(errors.iter().copied());
-    lines.map(|line| printable(line, LINE)).collect()
-}
-
 /// Runs work on files; an error fails the preparation.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -735,9 +678,6 @@ async fn blocking<T: Send + 'static>(
         Err(error) => Err(failed(error.to_string())),
     }
 }
-
-/// Bytes of stderr that are kept.
-const ERRORS: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -861,6 +801,32 @@ mod tests {
         let (prepared, of_first) = timeout(Duration::from_secs(20), both).await.unwrap();
         assert!(prepared.is_ok_and(|ready| ready.is_some()));
         assert!(of_first.is_ok_and(|ready| ready.is_some()));
+    }
+
+    /// It took a slot that others waited for, for nothing.
+    #[tokio::test]
+    async fn a_preparation_that_is_over_stands_in_no_line() {
+        let (starter, _work) = starter(1);
+        let preparations = preparations(&starter);
+        let server = server("prepare: [sh, -c, exit 0]");
+        let name = store_name(&server);
+        let (store, found) = (preparations.stores.begin(&name).unwrap(), Found::default());
+        let ready = Outcome::Ready(Arc::new(Ready { store, found }));
+        let flight = Flight {
+            outcome: watch::channel(ready).1,
+            subject: String::new(),
+            tenant: "b".to_owned(),
+            servers: BTreeSet::new(),
+            lines: BTreeSet::new(),
+            slot: mpsc::channel(1).0,
+        };
+        let recipe = server.recipe.as_ref().unwrap();
+        let flights = || preparations.flights.write().unwrap();
+        flights().insert(name.clone(), flight);
+        let joined = preparations.join(&server, recipe, &name);
+        assert!(matches!(joined, Joined::Flight(_)));
+        assert!(flights()[&name].lines.is_empty());
+        assert!(preparations.tracker.is_empty());
     }
 
     /// The program of the first one's preparation was its own to replace, and became that of the others. Theirs is

@@ -117,11 +117,42 @@ impl Restrictions {
     /// Whether System V objects and message queues may outlive the child, and belong to the next one with its uid: it
     /// may make some, in the IPC namespace of all.
     pub(crate) fn leaves_ipc(&self) -> bool {
-        self.uid.is_some() && self.namespaces == Namespaces::None && !self.is_hardened
+        self.inherits_ipc() && !self.is_hardened
+    }
+
+    /// Whether those that an earlier child with its uid has left belong to this one, though it may not be able to use
+    /// them.
+    pub(crate) fn inherits_ipc(&self) -> bool {
+        self.uid.is_some() && self.namespaces == Namespaces::None
     }
 
     /// Whether it has user and pid namespaces of its own.
     pub(crate) fn has_own_processes(&self) -> bool {
         self.namespaces == Namespaces::All
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::restrictions::*;
+
+    /// Those of a child in profile `open` stayed, until another one in that profile had its uid.
+    #[test]
+    fn ipc_of_an_earlier_child_belongs_to_one_that_can_make_none() {
+        for (uid, namespaces, is_hardened, expected) in [
+            (Some(1), Namespaces::None, false, [true, true]),
+            (Some(1), Namespaces::None, true, [true, false]),
+            (Some(1), Namespaces::Mounts, false, [false, false]),
+            (None, Namespaces::None, false, [false, false]),
+        ] {
+            let restrictions = Restrictions {
+                uid,
+                namespaces,
+                is_hardened,
+                ..Restrictions::default()
+            };
+            let found = [restrictions.inherits_ipc(), restrictions.leaves_ipc()];
+            assert_eq!(found, expected, "{restrictions:?}");
+        }
     }
 }

@@ -205,9 +205,10 @@ mod tests {
                 }
             }
             looks += 1;
-            match all.iter().all(|dense| dense.line.is_none()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if all.iter().all(|dense| dense.line.is_none()) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
         })
         .await;

@@ -1731,6 +1731,45 @@ async fn header_blocks_with_many_fields_wait_in_line() {
     surface.ends().await;
 }
 
+/// A frame of 16 KiB with a field in each byte was decoded at once, and one that no client may send kept what it had in
+/// the table.
+#[tokio::test]
+async fn a_frame_with_more_fields_than_a_block_may_have_ends_the_connection() {
+    let memory = MemoryBudgets::of(64 << 20, 64 << 20, None);
+    let surface = surface_of(10, Arc::clone(&memory)).await;
+    let many = [0x82; 2049];
+    let wrong = [&[0, 0, 0, 2][..], &[0x82; 20]].concat();
+    for (kind, fields, ends) in [
+        (1, &many[..], true),
+        (1, &many[1..], false),
+        (5, &wrong[..], true),
+    ] {
+        let mut stream = surface.connect().await;
+        let settings = frame(4, 0, 0, &[]);
+        let begun = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat();
+        stream.write_all(&begun).await.expect("send");
+        let block = frame(kind, 5, 1, fields);
+        stream.write_all(&block).await.expect("send");
+        // A block that is wrong in itself ends its stream alone (section 8.1.1).
+        let ping = frame(6, 0, 0, &[7; 8]);
+        _ = stream.write_all(&ping).await;
+        let mut all = Vec::new();
+        let mut part = [0; 1024];
+        let pong = frame(6, 1, 0, &[7; 8]);
+        let has_ended = loop {
+            match stream.read(&mut part).await {
+                Ok(0) | Err(_) => break true,
+                Ok(length) => all.extend_from_slice(&part[..length]),
+            }
+            if all.windows(pong.len()).any(|frame| frame == pong) {
+                break false;
+            }
+        };
+        assert_eq!(has_ended, ends, "{kind} with {} bytes", fields.len());
+    }
+    surface.ends().await;
+}
+
 /// A frame of HTTP/2 (RFC 9113, section 4.1).
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();

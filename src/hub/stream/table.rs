@@ -298,7 +298,9 @@ impl Streams {
         let of_owner = self.writes.fence().0.wrapping_mul(257);
         let number = of_owner.wrapping_add(attachment.number.into());
         let mut reader = Reader::new(log, stream, seq, tail, attachment, self.revision);
-        if stream == LISTENER_STREAM && self.has_ids() {
+        // A replica of an earlier build, which may have the session next, knows no such id.
+        let is_read_here_alone = self.log.owner.is_alone();
+        if stream == LISTENER_STREAM && self.has_ids() && is_read_here_alone {
             // The Go SDK takes a listener without a new id for one without progress. It ends the session behind the
             // sixth, also if each was open for days. Streams of calls are replayed byte by byte.
             reader.set_number(u16::try_from(number % (1 << 16)).unwrap_or_default());
@@ -1332,6 +1334,21 @@ mod tests {
         streams.sweep(Instant::now());
         assert!(streams.is_listener_abandoned(at_once));
         assert!(!streams.is_listener_abandoned(later));
+    }
+
+    /// A replica of an earlier build refused them, and its client had no listener any more.
+    #[tokio::test]
+    async fn connections_have_no_ids_of_their_own_where_others_may_have_to_read_them() {
+        let log = memory();
+        for (mut streams, are_own) in [
+            (streams_in(Arc::clone(&log)), true),
+            (early_streams(log), false),
+        ] {
+            streams.set_revision(Revision::V2025_11_25);
+            let first = streams.attach(None).await.unwrap().unwrap();
+            let second = streams.attach(None).await.unwrap().unwrap();
+            assert_eq!(first.id() != second.id(), are_own);
+        }
     }
 
     /// A thousand connections that were written to without end went before the requests of other tenants.

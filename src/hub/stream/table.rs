@@ -1336,6 +1336,23 @@ mod tests {
         assert!(!streams.is_listener_abandoned(later));
     }
 
+    /// A client with one delay for all streams came back by the end of a call, and had the events of its pause twice.
+    #[tokio::test]
+    async fn a_listener_is_not_abandoned_within_a_delay_that_the_gateway_gave() {
+        let (retry, seconds) = (Duration::from_secs(1), Duration::from_secs);
+        let mut alone = streams_in(memory());
+        assert_eq!(alone.abandoned_after(retry), seconds(4));
+        let reader = alone.attach(None).await.unwrap().unwrap();
+        reader.gave_long_retry();
+        assert_eq!(alone.abandoned_after(retry), seconds(19));
+        let mut shared = early_streams(memory());
+        assert_eq!(shared.abandoned_after(retry), seconds(14), "a relay waits");
+        let left = contract::Streams::default();
+        shared.adopt(Fence(2), left);
+        assert_eq!(shared.abandoned_after(retry), seconds(29));
+        assert_eq!(shared.abandoned_after(Duration::MAX), Duration::MAX);
+    }
+
     /// A replica of an earlier build refused them, and its client had no listener any more.
     #[tokio::test]
     async fn connections_have_no_ids_of_their_own_where_others_may_have_to_read_them() {

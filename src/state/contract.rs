@@ -241,7 +241,8 @@ pub(crate) struct LogSize {
 ///    not ready yet; its caller knows which.
 /// 4. `end` is the last write to a stream; a later `append` of another event fails with `Fenced`.
 /// 5. A stream is bounded in events, bytes and age, and a session by its [`LogShare`]. The oldest
-///    events go first, and the newest of a stream that is open always stays.
+///    events go first, and the newest of a stream that is open always stays. The end of the stream
+///    that ended last can be read from behind its last event, also when that is no longer kept.
 /// 6. A write with an older fence than the session's fails with `Fenced`, one with another epoch
 ///    than the state's with `Flushed`; neither keeps anything. While the state is away, writes wait
 ///    and reads fail with `Away`.

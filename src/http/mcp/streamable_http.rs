@@ -19,7 +19,7 @@ use crate::http::{
     replicas::forward,
     reply::{
         McpRefusal, StreamOptions, event_stream,
-        header_name::{REST_OF_CALL, STREAM_BEGIN},
+        header_name::{REST_OF_STREAM, STREAM_BEGIN},
         json, page,
     },
 };
@@ -280,8 +280,8 @@ async fn listen(
     let (hub, transport) = (&front.hub, Transport::Streamable);
     let attached = match hub.attach(access, transport, id, cursor).await? {
         // The Swift and the Kotlin SDK keep one id for all of their streams, and ask for their listener by that of a call
-        // that has ended. The rest of a call whose owner another replica has lost is no listener.
-        None if !headers.contains_key(REST_OF_CALL) => {
+        // that has ended. The rest of a stream whose owner another replica has lost is no other stream.
+        None if !headers.contains_key(REST_OF_STREAM) => {
             hub.attach_to_abandoned(access, transport, id).await?
         }
         attached => attached,

@@ -41,7 +41,7 @@ use crate::{
         Transport,
         limits::Flow,
         ownership::{LookupSource, Place},
-        stream::LogOnlyStream,
+        stream::{LogOnlyStream, RECONNECT_TIMEOUT},
     },
     protocol::{
         KEEP_ALIVE, LAST_EVENT_ID, Revision,
@@ -139,13 +139,12 @@ pub(super) async fn from_log(forwarding: Forwarding) -> Result<Response, McpRefu
     let Some(log) = read.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
-    let mut first = BytesMut::new();
-    if log.revision().is_some_and(Revision::has_priming) {
-        let id = log.id();
-        let close_after = access.server().reply.close_after;
-        let retry = front.retry.at_begin(close_after, &id);
-        push_priming(&mut first, &id, retry);
-    }
+    let has_priming = log.revision().is_some_and(Revision::has_priming);
+    let first = if has_priming {
+        forwarding.priming(&log.id())
+    } else {
+        BytesMut::new()
+    };
     let now = Instant::now();
     let source = LogSource {
         log,
@@ -274,11 +273,13 @@ impl Relay {
 
     /// Makes one attempt to leave the log for an owner; returns bytes for the client.
     async fn find_owner(&mut self) -> Bytes {
+        let has_begun = self.parser.has_passed();
         let Source::Log(source) = &mut self.source else {
             return Bytes::new();
         };
         let (cursor, look) = (source.log.id(), source.look.clone());
-        let lookup = timeout(LOOKUP_TIMEOUT, self.forwarding.locate(look, &cursor)).await;
+        let lookup = self.forwarding.locate(look, &cursor, has_begun);
+        let lookup = timeout(LOOKUP_TIMEOUT, lookup).await;
         match lookup.unwrap_or(Lookup::Pending(LookupSource::Fresh)) {
             Lookup::Found(source) => self.continue_from(source),
             Lookup::Complete => self.source = Source::Ended,
@@ -314,8 +315,9 @@ impl Relay {
         };
         let deadline = Instant::now() + RECONNECT_TIMEOUT;
         let (mut look, mut pause) = (LookupSource::Fresh, FIRST_PAUSE);
+        let has_begun = self.parser.has_passed();
         loop {
-            let lookup = self.forwarding.locate(look, &cursor);
+            let lookup = self.forwarding.locate(look, &cursor, has_begun);
             let lookup = timeout_at(deadline, lookup).await;
             match lookup.unwrap_or(Lookup::Failed) {
                 Lookup::Found(source) => {
@@ -388,8 +390,18 @@ impl Forwarding {
         self.front.hub.limits().memory().caller(&self.access)
     }
 
-    /// Finds the source of the stream behind `cursor`, for a caller that may still have it.
-    async fn locate(&mut self, look: LookupSource, cursor: &str) -> Lookup {
+    /// Makes the priming event of a stream that begins here.
+    fn priming(&self, id: &str) -> BytesMut {
+        let mut first = BytesMut::new();
+        let close_after = self.access.server().reply.close_after;
+        let retry = self.front.retry.at_begin(close_after, id);
+        push_priming(&mut first, id, retry);
+        first
+    }
+
+    /// Finds the source of the stream behind `cursor`, for a caller that may still have it. The client of one that has
+    /// not begun has no event of it.
+    async fn locate(&mut self, look: LookupSource, cursor: &str, has_begun: bool) -> Lookup {
         // That of when the stream was opened: its owner followed the changes since.
         match self.front.hub.renewed(&self.access) {
             Ok(access) => self.access = access,
@@ -402,14 +414,14 @@ impl Forwarding {
             ..
         } = &*self;
         match front.hub.locate_or_claim(access, session, look).await {
-            Ok(Place::Here) => self.resume_here(cursor).await,
+            Ok(Place::Here) => self.resume_here(cursor, has_begun).await,
             Ok(Place::There(owner)) => self.resume_at(owner, cursor).await,
             Err(error) => Lookup::after(&error),
         }
     }
 
     /// Resumes the stream on this replica, which owns the session now or can read its log.
-    async fn resume_here(&self, cursor: &str) -> Lookup {
+    async fn resume_here(&self, cursor: &str, has_begun: bool) -> Lookup {
         let Self {
             front,
             access,
@@ -431,12 +443,20 @@ impl Forwarding {
             Ok(None) => return Lookup::Complete,
             Err(error) => return Lookup::after(&error),
         };
+        let has_priming = reading.revision().is_some_and(Revision::has_priming);
+        let first = if !has_begun && has_priming && transport == Transport::Streamable {
+            // Without one the client could not ask for what it misses (2025-11-25 transports, "Sending Messages to the
+            // Server" 6).
+            self.priming(&reading.id())
+        } else {
+            BytesMut::new()
+        };
         let options = StreamOptions {
             keep_alive: front.config.stream.keep_alive,
             retry: front.retry.clone(),
             takes_retry: headers::takes_retry(&request.headers),
             close_at: None,
-            first: BytesMut::new(),
+            first,
             prefix,
             flow: front.hub.limits().flow(access),
         };
@@ -531,8 +551,6 @@ impl Lookup {
     }
 }
 
-/// Time limit for finding the next owner. Beyond it the client's own attempt is as good.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a stream without an owner waits for another event or for a new owner.
 const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of one search for an owner.

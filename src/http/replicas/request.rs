@@ -20,7 +20,9 @@ use crate::http::{
     reply::{
         McpRefusal,
         event_stream::EVENT_STREAM,
-        header_name::{HOP, KEEP_ALIVE, PROXY_CONNECTION, REST_OF_CALL, TENANT_HOST, TRACEPARENT},
+        header_name::{
+            HOP, KEEP_ALIVE, PROXY_CONNECTION, REST_OF_STREAM, TENANT_HOST, TRACEPARENT,
+        },
         refusal::refusal,
     },
 };
@@ -283,9 +285,8 @@ impl ForwardedRequest {
         if let Ok(cursor) = HeaderValue::try_from(cursor) {
             headers.insert(LAST_EVENT_ID, cursor);
         }
-        if self.method != Method::GET {
-            headers.insert(REST_OF_CALL, HeaderValue::from_static("1"));
-        }
+        // At the end of a call its client may get the listener instead. The relay would go on with the id of the call.
+        headers.insert(REST_OF_STREAM, HeaderValue::from_static("1"));
         Self {
             method: Method::GET,
             target: self.target.clone(),
@@ -419,6 +420,7 @@ mod tests {
         let resume = request.resume("m1");
         let expected = [
             ("accept", EVENT_STREAM),
+            ("lockgate-rest", "1"),
             (LAST_EVENT_ID, "m1"),
             (SESSION_ID, "s1"),
         ];
@@ -428,15 +430,15 @@ mod tests {
         }
     }
 
-    /// At the end of one its client would have got the listener, if that had been abandoned.
+    /// At the end of a call its client would have got the listener, if that had been abandoned.
     #[test]
-    fn the_rest_of_a_call_is_marked() {
-        for (method, is_marked) in [(Method::POST, true), (Method::GET, false)] {
+    fn the_rest_of_a_stream_is_marked() {
+        for method in [Method::POST, Method::GET] {
             let request = Request::builder().method(method).uri("/t/a/b/mcp");
             let (parts, ()) = request.body(()).unwrap().into_parts();
             let resume = ForwardedRequest::of(&parts, Bytes::new()).resume("m1");
             assert_eq!(resume.method, Method::GET);
-            assert_eq!(resume.headers.contains_key(REST_OF_CALL), is_marked);
+            assert!(resume.headers.contains_key(REST_OF_STREAM));
         }
     }
 

@@ -18,6 +18,8 @@ pub(super) struct SseParser {
     /// Bytes of `rest` that were searched already.
     searched: usize,
     last_id: Option<String>,
+    /// Whether an event was passed on.
+    has_passed: bool,
     /// The source has changed, and its first event is not read yet.
     is_resumed: bool,
 }
@@ -71,6 +73,7 @@ impl SseParser {
             }
         }
         self.record_last_id(&whole);
+        self.has_passed |= comments(&whole) < whole.len();
         whole
     }
 
@@ -85,9 +88,14 @@ impl SseParser {
         self.rest.len()
     }
 
-    /// Prepares for another connection, whose preamble event the client has had already.
+    /// Prepares for another connection, whose preamble event the client has had already if it has had any event.
     pub(crate) fn resume(&mut self) {
-        self.is_resumed = true;
+        self.is_resumed = self.has_passed;
+    }
+
+    /// Whether an event was passed on: the preamble, if the stream has one.
+    pub(super) fn has_passed(&self) -> bool {
+        self.has_passed
     }
 
     /// Id of the last whole event that has one, or of that behind which the stream begins.
@@ -187,6 +195,7 @@ mod tests {
         fn never_panics(pieces in prop::collection::vec("[id: \\nx]{0,9}", 0..20), resumed: bool) {
             let mut parser = SseParser::default();
             if resumed {
+                parser.push(Bytes::from_static(b"id: p0\ndata: \n\n"));
                 parser.resume();
             }
             for piece in pieces {
@@ -247,13 +256,34 @@ mod tests {
     #[test]
     fn a_comment_is_no_preamble() {
         let mut parser = SseParser::default();
+        parser.push(stream().freeze());
         parser.resume();
         assert_eq!(parser.push(Bytes::from_static(KEEP_ALIVE)), KEEP_ALIVE);
         let mut begins = BytesMut::new();
         push_priming(&mut begins, "p1", None);
         push_message(&mut begins, "m2", b"{}");
-        assert_eq!(parser.push(begins.freeze()), message());
+        let begins = begins.freeze();
+        assert_eq!(parser.push(begins.clone()), message());
         assert_eq!(parser.last_id(), Some("m2"));
+        parser.resume();
+        let both = [KEEP_ALIVE, &*begins].concat();
+        assert_eq!(parser.push(both.into()), message());
+    }
+
+    /// It was dropped as if the client had one, which then had no id to ask by.
+    #[test]
+    fn a_client_without_an_event_gets_the_preamble_of_the_next_source() {
+        let mut parser = SseParser::behind(Some("p0".to_owned()));
+        parser.push(Bytes::from_static(KEEP_ALIVE));
+        parser.push(Bytes::from_static(b"id: p0\nda"));
+        parser.discard_partial();
+        parser.resume();
+        let mut begins = BytesMut::new();
+        push_priming(&mut begins, "p0", None);
+        let begins = begins.freeze();
+        assert_eq!(parser.push(begins.clone()), begins);
+        parser.resume();
+        assert!(parser.push(begins).is_empty(), "it has one");
     }
 
     #[test]

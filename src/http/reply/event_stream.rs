@@ -33,7 +33,7 @@ use crate::{
     },
     hub::{
         limits::Flow,
-        stream::{LongRetries, Next, Reader},
+        stream::{LongRetries, Next, RETRY_AFTER_END, Reader},
     },
     protocol::{
         KEEP_ALIVE, Revision,
@@ -478,9 +478,6 @@ impl SessionStream {
 pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// Bytes of events that are handed to hyper before the client takes them.
 const MAX_UNSENT: usize = 16 << 10;
-/// Shortest delay before clients ask again for a stream that ended without a result. The other streams of the session
-/// reset it to the usual delay, those that are open and those that begin later.
-const RETRY_AFTER_END: Duration = Duration::from_secs(15);
 /// Delay before open streams give the usual delay again: the client has to see the end of the other
 /// stream, on another connection, before.
 const USUAL_AGAIN: Duration = Duration::from_secs(1);

@@ -14,8 +14,8 @@ pub(crate) const HOP: HeaderName = HeaderName::from_static("lockgate-hop");
 pub(crate) const STREAM_BEGIN: HeaderName = HeaderName::from_static("lockgate-stream-begin");
 /// Host of a tenant that the client of a forwarded request named.
 pub(crate) const TENANT_HOST: HeaderName = HeaderName::from_static("lockgate-host");
-/// Mark of a replica's GET for the rest of the response to a POST, which has an end.
-pub(crate) const REST_OF_CALL: HeaderName = HeaderName::from_static("lockgate-rest");
+/// Mark of a replica's GET for the rest of a stream that it relays: of that one and no other.
+pub(crate) const REST_OF_STREAM: HeaderName = HeaderName::from_static("lockgate-rest");
 /// Connection parameters of HTTP/1.0 (RFC 9112, appendix C.2.2).
 pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 /// Obsolete relative of `Connection`, which some clients send to proxies.

@@ -892,6 +892,26 @@ async fn a_listener_without_an_event_goes_on_when_its_owner_is_lost() {
     heard(&mut listener, "hello").await;
 }
 
+/// It went on without one, and its client had no id by which to ask for what it missed.
+#[tokio::test]
+async fn a_listener_whose_owner_is_lost_before_its_first_event_begins_with_an_id() {
+    let shared = Shared::new(&[]);
+    let (mut one, two) = (Gateway::start(&shared).await, Gateway::start(&shared).await);
+    let session = one.open("2025-11-25").await;
+    let mut direct = Events::of(one.of(Method::GET, &session).send().await.unwrap());
+    let (begin, _) = direct.next().await.unwrap();
+    drop(direct);
+    one.kill().await;
+    let stop = stalls(&shared, &session, b"", begin.as_deref()).await;
+    let mut listener = Events::of(two.of(Method::GET, &session).send().await.unwrap());
+    stop.cancel();
+    until(|| two.count("lockgate_streams_spliced_total") == 1).await;
+    notify(&two, &session, "hello").await;
+    let (id, data) = listener.next().await.unwrap();
+    assert_eq!((id, data.as_deref()), (begin, Some("")));
+    heard(&mut listener, "hello").await;
+}
+
 /// An owner of an earlier build does not tell where the listener begins, and the client has to see the break.
 #[tokio::test]
 async fn a_listener_whose_begin_is_unknown_ends_when_its_owner_is_lost() {

@@ -370,8 +370,7 @@ impl Session {
     async fn attach(&mut self, Attach { at, reply }: Attach) {
         // The log may take its time, and the child gets what was sent before.
         self.link.try_flush();
-        // The clients that have an id for each stream are back before, and name the last event of the listener.
-        let away = self.core.config.stream.retry.saturating_mul(4);
+        let away = self.streams.abandoned_after(self.core.config.stream.retry);
         let attached = match at {
             AttachAt::AbandonedListener if !self.streams.is_listener_abandoned(away) => Ok(None),
             AttachAt::Listener | AttachAt::AbandonedListener => self.streams.attach(None).await,

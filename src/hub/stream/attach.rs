@@ -95,6 +95,20 @@ impl Streams {
         self.revision.is_some_and(Revision::has_priming)
     }
 
+    /// The time without a connection after which the listener is abandoned. Clients that have an id for each stream are
+    /// back before, by whichever delay they were given, and name the last event of the listener.
+    pub(crate) fn abandoned_after(&self, retry: Duration) -> Duration {
+        let mut after = retry.saturating_mul(4);
+        if self.pulse.has_given_long_retry() {
+            after = after.saturating_add(RETRY_AFTER_END);
+        }
+        if !self.log.owner.is_alone() {
+            // Another replica may look for the owner in place of the client.
+            after = after.saturating_add(RECONNECT_TIMEOUT);
+        }
+        after
+    }
+
     async fn attach_ended(&mut self, id: StreamId, seq: u64) -> Result<Option<Reader>, Error> {
         match self.log.read(id, seq).await {
             Ok(page) if page.events.is_empty() => return Ok(None),
@@ -115,3 +129,9 @@ impl Streams {
         )))
     }
 }
+
+/// Shortest delay before clients ask again for a stream that ended without a result. The other streams of the session
+/// reset it to the usual delay, those that are open and those that begin later.
+pub(crate) const RETRY_AFTER_END: Duration = Duration::from_secs(15);
+/// Time limit for finding the next owner of a stream that is relayed. Beyond it the client's own attempt is as good.
+pub(crate) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -30,6 +30,7 @@ mod table;
 mod writes;
 
 pub(crate) use self::answer::{Answer, Form, Pending};
+pub(crate) use self::attach::{RECONNECT_TIMEOUT, RETRY_AFTER_END};
 pub(crate) use self::entry::StreamLimits;
 pub(crate) use self::log_only::LogOnlyStream;
 pub(crate) use self::page_cursors::PageCursors;

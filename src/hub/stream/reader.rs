@@ -165,6 +165,11 @@ impl Pulse {
         self.long_retries.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Whether a connection of the session has given its client a long delay, or may have at an earlier owner.
+    pub(super) fn has_given_long_retry(&self) -> bool {
+        self.long_retries.load(Ordering::Acquire) > 0
+    }
+
     /// Sets whether the session waits for readers to catch up.
     pub(crate) fn set_awaited(&self, is_awaited: bool) {
         self.is_awaited.store(is_awaited, Ordering::Relaxed);
@@ -307,8 +312,7 @@ impl Reader {
 
     /// Whether a connection of the session has given its client a long delay, or may have at an earlier owner.
     pub(crate) fn has_given_long_retry(&self) -> bool {
-        let pulse = &self.attachment.pulse;
-        pulse.long_retries.load(Ordering::Acquire) > 0
+        self.attachment.pulse.has_given_long_retry()
     }
 
     fn has_given_nothing(&self) -> bool {

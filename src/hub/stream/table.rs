@@ -298,7 +298,9 @@ impl Streams {
         let of_owner = self.writes.fence().0.wrapping_mul(257);
         let number = of_owner.wrapping_add(attachment.number.into());
         let mut reader = Reader::new(log, stream, seq, tail, attachment, self.revision);
-        if stream == LISTENER_STREAM && self.has_ids() {
+        // A replica of an earlier build, which may have the session next, knows no such id.
+        let is_read_here_alone = self.log.owner.is_alone();
+        if stream == LISTENER_STREAM && self.has_ids() && is_read_here_alone {
             // The Go SDK takes a listener without a new id for one without progress. It ends the session behind the
             // sixth, also if each was open for days. Streams of calls are replayed byte by byte.
             reader.set_number(u16::try_from(number % (1 << 16)).unwrap_or_default());
@@ -1332,6 +1334,38 @@ mod tests {
         streams.sweep(Instant::now());
         assert!(streams.is_listener_abandoned(at_once));
         assert!(!streams.is_listener_abandoned(later));
+    }
+
+    /// A client with one delay for all streams came back by the end of a call, and had the events of its pause twice.
+    #[tokio::test]
+    async fn a_listener_is_not_abandoned_within_a_delay_that_the_gateway_gave() {
+        let (retry, seconds) = (Duration::from_secs(1), Duration::from_secs);
+        let mut alone = streams_in(memory());
+        assert_eq!(alone.abandoned_after(retry), seconds(4));
+        let reader = alone.attach(None).await.unwrap().unwrap();
+        reader.gave_long_retry();
+        assert_eq!(alone.abandoned_after(retry), seconds(19));
+        let mut shared = early_streams(memory());
+        assert_eq!(shared.abandoned_after(retry), seconds(14), "a relay waits");
+        let left = contract::Streams::default();
+        shared.adopt(Fence(2), left);
+        assert_eq!(shared.abandoned_after(retry), seconds(29));
+        assert_eq!(shared.abandoned_after(Duration::MAX), Duration::MAX);
+    }
+
+    /// A replica of an earlier build refused them, and its client had no listener any more.
+    #[tokio::test]
+    async fn connections_have_no_ids_of_their_own_where_others_may_have_to_read_them() {
+        let log = memory();
+        for (mut streams, are_own) in [
+            (streams_in(Arc::clone(&log)), true),
+            (early_streams(log), false),
+        ] {
+            streams.set_revision(Revision::V2025_11_25);
+            let first = streams.attach(None).await.unwrap().unwrap();
+            let second = streams.attach(None).await.unwrap().unwrap();
+            assert_eq!(first.id() != second.id(), are_own);
+        }
     }
 
     /// A thousand connections that were written to without end went before the requests of other tenants.

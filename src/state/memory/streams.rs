@@ -75,6 +75,8 @@ pub(crate) struct SessionStreams {
     /// Ended streams, oldest first, with the bytes that each holds.
     pub(super) ended: VecDeque<(StreamId, Instant, usize)>,
     pub(super) ended_bytes: usize,
+    /// The stream that ended last and its last event, however old: a client at this position has missed nothing.
+    ended_last: Option<(StreamId, u64)>,
     /// Ended streams went because the share had no room for them. From then on a log elsewhere keeps as
     /// many as are here, and no older ones of another owner.
     is_short: bool,
@@ -137,6 +139,7 @@ impl SessionStreams {
             streams: HashMap::new(),
             ended: VecDeque::new(),
             ended_bytes: 0,
+            ended_last: None,
             is_short: false,
         }
     }
@@ -212,7 +215,8 @@ impl SessionStreams {
         stream.is_ended = true;
         stream.events.shrink_to_fit();
         stream.elsewhere.shrink_to_fit();
-        let bytes = stream.bytes;
+        let (bytes, last) = (stream.bytes, stream.last());
+        self.ended_last = Some((id, last));
         push_back(&mut self.ended, (id, now, bytes));
         self.ended_bytes += bytes;
         self.drop_ended(now, keep);
@@ -231,8 +235,14 @@ impl SessionStreams {
         keep: Retention,
     ) -> Result<Page, StoreError> {
         self.drop_ended(now, keep);
-        let gone = StoreError::Trimmed { oldest: 0 };
-        let stream = self.streams.get_mut(&id).ok_or(gone)?;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            let is_end = self.ended_last == Some((id, after));
+            let end = is_end.then(|| Page {
+                is_end,
+                ..Page::default()
+            });
+            return end.ok_or(StoreError::Trimmed { oldest: 0 });
+        };
         if !stream.is_ended {
             stream.trim(now, keep);
         }

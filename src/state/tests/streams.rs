@@ -89,6 +89,28 @@ fn ended_streams_go_in_order() {
     assert!(!streams.streams.contains_key(&0) && streams.streams.contains_key(&1));
 }
 
+/// A client that was at this end asked by it for its listener, and was told that events are gone.
+#[test]
+fn the_end_of_the_stream_that_ended_last_stays_known() {
+    let now = Instant::now();
+    let mut streams = SessionStreams::new(LogShare::plenty());
+    for id in [1, 2] {
+        for number in [1, 2] {
+            append(&mut streams, id, number, event(1), now, KEEP);
+        }
+        streams.end(id, now, KEEP);
+    }
+    let later = now + KEEP.age + Duration::from_secs(1);
+    streams.sweep(later, KEEP);
+    assert!(streams.streams.is_empty());
+    let end = streams.read(2, 2, later, KEEP).unwrap();
+    assert!(end.events.is_empty() && end.is_end);
+    for (id, after) in [(2, 0), (2, 1), (2, 3), (1, 2), (0, 0)] {
+        let gone = streams.read(id, after, later, KEEP).err();
+        assert_eq!(gone, Some(StoreError::Trimmed { oldest: 0 }));
+    }
+}
+
 #[test]
 fn a_page_is_bounded_and_the_end_comes_with_the_last() {
     let now = Instant::now();

@@ -34,8 +34,8 @@ use crate::{
 
 /// What an authorization server has said of tokens, by the SHA-256 of their text.
 pub(super) struct Introspected {
-    /// Claims of active tokens; none of others.
-    said: Cache<[u8; 32], Option<Arc<Claims>>>,
+    /// Claims of active tokens, or why a token is of no use, for the log.
+    said: Cache<[u8; 32], Result<Arc<Claims>, &'static str>>,
     /// Tokens that were active when they were asked about last.
     active: Cache<[u8; 32], ()>,
     /// Requests about those.
@@ -101,7 +101,10 @@ pub(super) fn is_opaque(text: &str) -> bool {
 
 impl Introspected {
     pub(super) fn new() -> Self {
-        let size = |claims: &Option<Arc<Claims>>| claims.as_ref().map_or(0, |known| known.size());
+        let size = |claims: &Result<Arc<Claims>, &'static str>| {
+            let known = claims.as_ref();
+            known.map_or(0, |known| known.size())
+        };
         let said = Cache::builder()
             .max_capacity(TOKENS)
             .weigher(move |_, claims| sized(size(claims)))
@@ -128,7 +131,7 @@ impl Introspected {
     ) -> Result<Arc<Claims>, TokenError> {
         let asked = async {
             if text.len() > LONGEST {
-                return Ok(None);
+                return Ok(Err(INACTIVE));
             }
             let requests = if self.active.contains_key(&hash) {
                 &self.of_active
@@ -137,14 +140,14 @@ impl Introspected {
             };
             let claims = requests.ask(outbound, of, (text, from)).await?;
             match &claims {
-                Some(_) => self.active.insert(hash, ()).await,
-                None => self.active.invalidate(&hash).await,
+                Ok(_) => self.active.insert(hash, ()).await,
+                Err(_) => self.active.invalidate(&hash).await,
             }
             Ok(claims)
         };
         let said = self.said.try_get_with(hash, asked).await;
         let said = said.map_err(|wait: Arc<Duration>| TokenError::Unavailable(*wait))?;
-        said.ok_or(TokenError::Invalid("no active token"))
+        said.map_err(TokenError::Invalid)
     }
 }
 
@@ -161,7 +164,7 @@ impl Requests {
         outbound: &Outbound,
         (settings, by): (&External, &Introspection),
         (text, from): (&str, Option<IpAddr>),
-    ) -> Result<Option<Arc<Claims>>, Duration> {
+    ) -> Result<Result<Arc<Claims>, &'static str>, Duration> {
         self.begin()?;
         let host = from.map_or(String::new(), |from| host_of(from).to_string());
         let Ok(_turn) = timeout(DEADLINE, self.turns.take(&host)).await else {
@@ -182,11 +185,9 @@ impl Requests {
         match answered.unwrap_or_else(|_| Err(Unsaid::of_all("no answer in time"))) {
             Ok(said) => {
                 self.with(|state| (state.failures, state.again) = (0, None));
-                let claims = said.map(|said| introspected(&said, settings.into()));
-                Ok(claims.and_then(|claims| {
-                    let unusable = |why| tracing::debug!(why, "an introspected token is of no use");
-                    claims.map_err(unusable).ok().map(Arc::new)
-                }))
+                let said = said.ok_or(INACTIVE);
+                let claims = said.and_then(|said| introspected(&said, settings.into()));
+                Ok(claims.map(Arc::new))
             }
             Err(Unsaid::OfToken(why)) => {
                 tracing::debug!(why, "an authorization server has no answer for a token");
@@ -325,6 +326,8 @@ fn endpoint_in(document: &[u8], issuer: &str) -> Result<String, String> {
     }
 }
 
+/// Why a token is of no use of which the server says no more.
+const INACTIVE: &str = "no active token";
 /// Maximum size of what is remembered, in bytes: the answers about 7,500 of the usual tokens.
 const TOKENS: u64 = 10 << 20;
 /// The time for which an answer is believed.
@@ -350,6 +353,7 @@ const ANSWER_BYTES: usize = 64 << 10;
 #[cfg(test)]
 mod tests {
     use futures_util::future::join_all;
+    use serde_json::json;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::{TcpListener, TcpStream},
@@ -413,8 +417,8 @@ mod tests {
         }
     }
 
-    /// Answers that tokens which begin with `good` are active, and that it is asked too much about others; about those
-    /// with `late` once they are released.
+    /// Answers that tokens which begin with `good` are active, with `wide` in very many groups, and with `gone` not, and that
+    /// it is asked too much about others; about those with `late` once they are released.
     async fn answer(
         mut socket: TcpStream,
         asked: mpsc::Sender<String>,
@@ -440,8 +444,17 @@ mod tests {
                 return;
             }
             let (status, body) = match &token[..4] {
-                "good" => ("200 OK", r#"{"active":true,"sub":"ada","aud":"x"}"#),
-                _ => ("429 Too Many Requests", "{}"),
+                "good" => {
+                    let said = json!({"active": true, "sub": "ada", "aud": "x"});
+                    ("200 OK", said.to_string())
+                }
+                "wide" => {
+                    let groups: Vec<String> = (0..=1000).map(|at| at.to_string()).collect();
+                    let said = json!({"active": true, "sub": "ada", "aud": "x", "groups": groups});
+                    ("200 OK", said.to_string())
+                }
+                "gone" => ("200 OK", r#"{"active":false}"#.to_owned()),
+                _ => ("429 Too Many Requests", "{}".to_owned()),
             };
             let length = body.len();
             let head = format!(
@@ -536,6 +549,17 @@ mod tests {
         issuer.ask("good", "192.0.2.1").await.unwrap();
         for text in ["good", "many", "good"] {
             assert_eq!(issuer.heard.recv().await.unwrap(), text);
+        }
+    }
+
+    /// The log had "no active token" of one in too many groups.
+    #[tokio::test]
+    async fn the_reason_why_an_active_token_is_of_no_use_is_kept() {
+        let issuer = issuer().await;
+        let many = "more than 1,000 groups of one person, or more than 32 KiB of them";
+        for (text, why) in [("wide", many), ("wide", many), ("gone", INACTIVE)] {
+            let refused = issuer.ask(text, "192.0.2.1").await;
+            assert_eq!(refused, Err(TokenError::Invalid(why)), "{text}");
         }
     }
 

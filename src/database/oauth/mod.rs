@@ -40,7 +40,7 @@ pub(crate) use self::issued::{Issuance, Reached};
 pub(crate) use self::login_steps::{LoginSteps, Step};
 pub(crate) use self::logins::{LoggedOut, Logins, Person};
 pub(crate) use self::own_keys::{
-    ListedOwnKey, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, OwnKeys,
+    ListedOwnKey, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, OwnKeyPage, OwnKeys,
 };
 pub(crate) use self::revocations::{Revocations, Revoked};
 pub(crate) use self::signing_keys::{ListedKey, Schedule, Signing, SigningKey, SigningKeys};

@@ -26,7 +26,7 @@ pub(crate) struct OwnKeys<'a> {
 /// A stored key.
 #[derive(Clone, Debug)]
 pub(crate) struct ListedOwnKey {
-    /// The key.
+    /// The key; in a list without its groups, which no list shows.
     pub(crate) key: OwnKey,
     /// What the person calls it.
     pub(crate) label: String,
@@ -36,6 +36,31 @@ pub(crate) struct ListedOwnKey {
     pub(crate) created_ms: i64,
     /// The hour of its last use.
     pub(crate) used_ms: Option<i64>,
+}
+
+/// A page of a list of keys.
+#[derive(Debug, Default)]
+pub(crate) struct OwnKeyPage {
+    /// The keys, by name.
+    pub(crate) keys: Vec<ListedOwnKey>,
+    /// Bytes of their texts.
+    pub(crate) bytes: usize,
+    /// There are others behind them.
+    pub(crate) is_more: bool,
+}
+
+impl OwnKeyPage {
+    /// Adds a key; false if it is the first one behind the page, by the number or by the bytes.
+    fn add(&mut self, listed: ListedOwnKey, limit: usize) -> bool {
+        let bytes = self.bytes + listed.bytes();
+        let is_full = bytes > PAGE_BYTES && !self.keys.is_empty();
+        self.is_more = is_full || self.keys.len() == limit;
+        if !self.is_more {
+            self.bytes = bytes;
+            self.keys.push(listed);
+        }
+        !self.is_more
+    }
 }
 
 /// A key to be made.
@@ -221,6 +246,40 @@ impl OwnKeys<'_> {
         rows.iter().map(ListedOwnKey::of_row).collect()
     }
 
+    /// A page of the keys of all people of a tenant that have not expired, in the order of their names, behind `after`: at
+    /// most `limit` of them, with at most [`PAGE_BYTES`] of texts, or one. They are read in parts: the names of servers and
+    /// scopes that people choose may be long.
+    pub(crate) async fn page(
+        self,
+        tenant: &str,
+        after: &str,
+        limit: usize,
+    ) -> Result<OwnKeyPage, Error> {
+        let mut transaction = self.pool.snapshot().await?;
+        let (now_ms, mut page) = (self.pool.now_ms(), OwnKeyPage::default());
+        loop {
+            // One key more than the limit shows that there is another page.
+            let part = usize::from(PART).min(limit + 1 - page.keys.len());
+            let last = page.keys.last();
+            let values = vec![
+                tenant.into(),
+                Value::Text(None),
+                now_ms.into(),
+                last.map_or(after, |last| &*last.key.name).into(),
+                i64::try_from(part).unwrap_or(i64::MAX).into(),
+            ];
+            let rows = transaction.run(LIST, values).await?;
+            for row in &rows {
+                if !page.add(ListedOwnKey::of_row(row)?, limit) {
+                    return Ok(page);
+                }
+            }
+            if rows.len() < part {
+                return Ok(page);
+            }
+        }
+    }
+
     /// One key.
     pub(crate) async fn get(self, at: OwnKeyAt<'_>) -> Result<Option<ListedOwnKey>, Error> {
         let rows = self.pool.read(ONE, at.values()).await?;
@@ -281,6 +340,14 @@ impl ListedOwnKey {
         })
     }
 
+    /// The bytes of the texts that a list shows.
+    fn bytes(&self) -> usize {
+        let key = &self.key;
+        let servers = key.servers.names().into_iter().flatten();
+        let chosen: usize = servers.chain(key.scopes.iter()).map(String::len).sum();
+        key.subject.len() + self.label.len() + chosen
+    }
+
     fn values(&self, tenant: &str) -> Vec<Value> {
         let key = &self.key;
         vec![
@@ -323,7 +390,8 @@ impl OwnKeyAt<'_> {
 }
 
 /// Reads the keys of a person, of a tenant where the person is empty, or of all, in place of those in `issued`. A key that
-/// did not change keeps its address, by which its callers are known. Equal groups, as those of one person, are kept once.
+/// did not change keeps its address, by which its callers are known. Equal groups, as those of one person, are kept once:
+/// rows are read in parts, since each has them.
 pub(super) async fn read(
     transaction: &mut Transaction,
     issued: &mut Issued,
@@ -332,28 +400,41 @@ pub(super) async fn read(
     let before = take(issued, of);
     let shared = before.values().map(|key| Arc::clone(&key.groups));
     let mut shared: HashSet<Arc<[String]>> = shared.collect();
-    let (sql, values): (&str, Vec<Value>) = match of {
-        None => (ALL, Vec::new()),
-        Some((tenant, "")) => (OF_TENANT, vec![tenant.into()]),
-        Some((tenant, subject)) => (OF_PERSON, vec![tenant.into(), subject.into()]),
-    };
-    for row in transaction.run(sql, values).await? {
-        let mut key = ListedOwnKey::of_row(&row)?.key;
-        if let Some(groups) = shared.get(&*key.groups) {
-            key.groups = Arc::clone(groups);
-        } else {
-            shared.insert(Arc::clone(&key.groups));
+    let mut behind = (String::new(), String::new());
+    loop {
+        let (behind_tenant, name) = (behind.0.as_str(), behind.1.as_str());
+        let (sql, tenant, subject) = match of {
+            None => (ALL, behind_tenant, None),
+            // It was removed with its keys. Those that were made since have numbers of their own.
+            Some((_, "")) => return Ok(()),
+            Some((tenant, subject)) => (OF_PERSON, tenant, Some(subject)),
+        };
+        let mut values: Vec<Value> = vec![tenant.into(), name.into(), i64::from(PART).into()];
+        values.extend(subject.map(Value::from));
+        let rows = transaction.run(sql, values).await?;
+        for row in &rows {
+            let mut key = ListedOwnKey::of_row(row)?.key;
+            if let Some(groups) = shared.get(&*key.groups) {
+                key.groups = Arc::clone(groups);
+            } else {
+                shared.insert(Arc::clone(&key.groups));
+            }
+            let same = before.get(&key.hash).filter(|known| ***known == key);
+            let key = same.map_or_else(|| Arc::new(key), Arc::clone);
+            let known = issued.own_keys.entry(row.get("tenant")?).or_default();
+            let known: &mut Known = Arc::make_mut(known);
+            if let Some((previous, _)) = key.previous {
+                known.insert(previous, Arc::clone(&key));
+            }
+            known.insert(key.hash, key);
         }
-        let same = before.get(&key.hash).filter(|known| ***known == key);
-        let key = same.map_or_else(|| Arc::new(key), Arc::clone);
-        let known = issued.own_keys.entry(row.get("tenant")?).or_default();
-        let known: &mut Known = Arc::make_mut(known);
-        if let Some((previous, _)) = key.previous {
-            known.insert(previous, Arc::clone(&key));
+        match rows.last() {
+            Some(last) if rows.len() == usize::from(PART) => {
+                behind = (last.get("tenant")?, last.get("name")?);
+            }
+            _ => return Ok(()),
         }
-        known.insert(key.hash, key);
     }
-    Ok(())
 }
 
 /// Takes the keys of a person, of a tenant where the person is empty, or of all, out of memory.
@@ -391,29 +472,54 @@ pub(crate) async fn forget(
     Ok(())
 }
 
-/// Gives the keys of a person these groups, as JSON; false if they have them. Where there is no room for them, the keys
-/// end: with the groups of before they might be worth more than their person.
+/// Gives the keys of a person these groups, as JSON; false if they have them. Where there is no room for them and they
+/// are more than before, the keys end: with the groups of before they might be worth more than their person.
 pub(super) async fn tell(
     transaction: &mut Transaction,
     tenant: &str,
     (subject, groups): (&str, &str),
     now_ms: i64,
 ) -> Result<bool, Error> {
+    let person = vec![tenant.into(), subject.into()];
+    let before = count(transaction, BYTES_OF_PERSON, person).await?;
     let values = vec![tenant.into(), subject.into(), groups.into()];
     let is_told = !transaction.run(SET_GROUPS, values).await?.is_empty();
     if is_told {
         number_own_keys(transaction, tenant, subject, now_ms).await?;
-        if !has_room(transaction, tenant, (subject, groups), now_ms).await? {
-            let values = vec![tenant.into(), subject.into()];
-            transaction.run(DELETE_OWN_KEYS, values).await?;
-            tracing::warn!(
-                tenant.id = tenant,
-                "people with API keys are in so many groups that replicas keep no more of the tenant: \
-                 the keys of a person end, who may make others once there is room"
-            );
+        // One key had these groups unless they are more than before. So the locks on all keys are held here, and none is
+        // waited for that is rotated at this instant, and waits for the number.
+        let is_more = kept_bytes(groups) > before;
+        if is_more && !has_room(transaction, tenant, (subject, groups), now_ms).await? {
+            end_of(transaction, tenant, subject, now_ms).await?;
         }
     }
     Ok(is_told)
+}
+
+/// Ends the keys of a person whose groups have no room, with a record of each.
+async fn end_of(
+    transaction: &mut Transaction,
+    tenant: &str,
+    subject: &str,
+    now_ms: i64,
+) -> Result<(), Error> {
+    let values = vec![tenant.into(), subject.into()];
+    let ended = transaction.run(DELETE_OWN_KEYS, values).await?;
+    let record = |row: &Row| {
+        let (name, label): (String, String) = (row.get("name")?, row.get("label")?);
+        let (of, target) = (Some(tenant), format!("api_key {tenant}/{name}"));
+        let detail = json!({"subject": subject, "label": label, "why": NO_ROOM});
+        let record = Record::new(of, "api_key.removed", "", &target, detail);
+        Ok::<_, Error>(record)
+    };
+    let records: Result<Vec<Record>, Error> = ended.iter().map(record).collect();
+    audit::append(transaction, now_ms, &records?).await?;
+    tracing::warn!(
+        tenant.id = tenant,
+        "people with API keys are in so many groups that replicas keep no more of the tenant: \
+         the keys of a person end, who may make others once there is room"
+    );
+    Ok(())
 }
 
 /// Reports whether there is room for the groups of a person, as JSON, beside those of others with keys. The lock on the
@@ -426,8 +532,13 @@ async fn has_room(
 ) -> Result<bool, Error> {
     let values = vec![tenant.into(), subject.into(), now_ms.into()];
     let others = count(transaction, BYTES_OF_OTHERS, values).await?;
-    let own = u64::try_from(groups.len()).unwrap_or(u64::MAX);
-    Ok(others.saturating_add(own) <= GROUPS_KEPT)
+    Ok(others.saturating_add(kept_bytes(groups)) <= GROUPS_KEPT)
+}
+
+/// What groups, as JSON, count as: 48 bytes for each text behind the first, as in [`BYTES_OF_OTHERS`].
+fn kept_bytes(groups: &str) -> u64 {
+    let bytes = groups.len() + TEXT * groups.matches(BETWEEN).count();
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 async fn is_first(
@@ -466,9 +577,19 @@ fn hash(bytes: Vec<u8>) -> Result<[u8; 32], Error> {
     bytes.map_err(|_| Error::Bug("the hash of an own key".to_owned()))
 }
 
-/// The most that every replica keeps of the groups of a tenant's people with keys, in bytes of JSON: those of two
-/// thousand people with fifty groups each.
+/// The most rows that are read at once: some MiB, since each may have tens of KiB.
+const PART: u8 = 100;
+/// The most bytes of texts of a page, but for a larger key.
+const PAGE_BYTES: usize = 1 << 20;
+/// The most that every replica keeps of the groups of a tenant's people with keys, in bytes of JSON and `TEXT`: those of
+/// almost a thousand people with fifty groups each.
 const GROUPS_KEPT: u64 = 4 << 20;
+/// What a text takes in memory beside its bytes.
+const TEXT: usize = 48;
+/// Between two texts in JSON. Within one, quotes have a backslash before them.
+const BETWEEN: &str = "\",\"";
+/// Why keys end whose person has too many groups.
+const NO_ROOM: &str = "replicas keep no more groups of people with API keys";
 
 // Changes nothing, but takes the row lock in both databases.
 const HOLD_IDENTITY: &str = "
@@ -487,13 +608,28 @@ const COUNT_OF_TENANT: &str = "
       FROM own_keys
      WHERE tenant = $1 AND expires_ms > $2";
 
-// Those of one person are kept once.
-const BYTES_OF_OTHERS: &str = "
-    SELECT COALESCE(SUM(bytes), 0) AS total
-      FROM (SELECT MAX(OCTET_LENGTH(groups)) AS bytes
-              FROM own_keys
-             WHERE tenant = $1 AND subject <> $2 AND expires_ms > $3
-             GROUP BY subject) AS people";
+// Those of one person are kept once: the longest are read, of one key, since a person may have a hundred.
+const BYTES_OF_OTHERS: &str = r#"
+    SELECT CAST(COALESCE(SUM(OCTET_LENGTH(groups)
+                             + 16 * (OCTET_LENGTH(groups) - OCTET_LENGTH(REPLACE(groups, '","', '')))),
+                         0) AS BIGINT) AS total
+      FROM own_keys
+     WHERE tenant = $1
+       AND name IN (SELECT name
+                      FROM (SELECT name,
+                                   ROW_NUMBER() OVER (PARTITION BY subject
+                                                          ORDER BY OCTET_LENGTH(groups) DESC, name) AS place
+                              FROM own_keys
+                             WHERE tenant = $1 AND subject <> $2 AND expires_ms > $3) AS keys
+                     WHERE place = 1)"#;
+
+// 16 for each byte between two texts, which are three.
+const BYTES_OF_PERSON: &str = r#"
+    SELECT CAST(COALESCE(MAX(OCTET_LENGTH(groups)
+                             + 16 * (OCTET_LENGTH(groups) - OCTET_LENGTH(REPLACE(groups, '","', '')))),
+                         0) AS BIGINT) AS total
+      FROM own_keys
+     WHERE tenant = $1 AND subject = $2"#;
 
 const INSERT: &str = "
     INSERT INTO own_keys (tenant, name, subject, label, hash, groups, servers, scopes, version,
@@ -515,8 +651,9 @@ const REMOVE: &str = "
     RETURNING tenant, name, subject, label, hash, previous, previous_ms, groups, servers, scopes, version,
               created_ms, since_ms, expires_ms, used_ms";
 
+// Without the groups: each key of a person has all of them.
 const LIST: &str = "
-    SELECT tenant, name, subject, label, hash, previous, previous_ms, groups, servers, scopes, version,
+    SELECT tenant, name, subject, label, hash, previous, previous_ms, '[]' AS groups, servers, scopes, version,
            created_ms, since_ms, expires_ms, used_ms
       FROM own_keys
      WHERE tenant = $1 AND (CAST($2 AS TEXT) IS NULL OR subject = $2) AND expires_ms > $3 AND name > $4
@@ -532,19 +669,18 @@ const ONE: &str = "
 const ALL: &str = "
     SELECT tenant, name, subject, label, hash, previous, previous_ms, groups, servers, scopes, version,
            created_ms, since_ms, expires_ms, used_ms
-      FROM own_keys";
-
-const OF_TENANT: &str = "
-    SELECT tenant, name, subject, label, hash, previous, previous_ms, groups, servers, scopes, version,
-           created_ms, since_ms, expires_ms, used_ms
       FROM own_keys
-     WHERE tenant = $1";
+     WHERE (tenant, name) > ($1, $2)
+     ORDER BY tenant, name
+     LIMIT $3";
 
 const OF_PERSON: &str = "
     SELECT tenant, name, subject, label, hash, previous, previous_ms, groups, servers, scopes, version,
            created_ms, since_ms, expires_ms, used_ms
       FROM own_keys
-     WHERE tenant = $1 AND subject = $2";
+     WHERE tenant = $1 AND subject = $4 AND name > $2
+     ORDER BY name
+     LIMIT $3";
 
 const NOTE_USE: &str = "
     UPDATE own_keys

@@ -541,7 +541,7 @@ const DELETE_IDENTITY: &str = "
 pub(super) const DELETE_OWN_KEYS: &str = "
     DELETE FROM own_keys
      WHERE tenant = $1 AND subject = $2
-    RETURNING name";
+    RETURNING name, label";
 
 pub(crate) const HAS_GROUPS: &str = "
     SELECT number

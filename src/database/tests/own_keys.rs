@@ -10,7 +10,7 @@ use super::fixture::{
 };
 use crate::base::Secret;
 use crate::database::{
-    Database, Expected, Tokens,
+    Database, Expected, Filter, Tokens,
     oauth::{IdentityAt, NewOwnKey, OwnKeyAt, OwnKeyBounds, OwnKeyChange, Revoked},
 };
 use crate::declare::{Issued, ObjectName, OwnKey, OwnKeyRules, Servers};
@@ -24,6 +24,10 @@ on_both! {
     the_use_of_a_key_is_noted_forwards
     keys_that_did_not_change_stay_and_share_their_groups
     the_groups_of_people_with_keys_have_a_bound
+    each_group_of_people_with_keys_counts_beside_its_name
+    groups_that_shrink_end_no_key
+    a_page_of_keys_has_a_bound_in_bytes
+    many_keys_are_read_in_parts
 }
 
 const RULES: OwnKeyRules = OwnKeyRules {
@@ -406,6 +410,137 @@ async fn the_groups_of_people_with_keys_have_a_bound(place: Place) {
     assert_eq!(replica.read().await.hashes(), [1, 4]);
     tell("eve", &[]).await;
     assert!(is_done(add(6, "ada").await));
+}
+
+/// Makes a key of this tenant with any number of others.
+async fn one_of_many(store: &Database, new: NewOwnKey) -> OwnKeyChange {
+    let bounds = OwnKeyBounds {
+        person: 1000,
+        tenant: None,
+    };
+    let hash = new.key.hash;
+    let (keys, once) = (store.own_keys(), (&hash, BEGIN + DAY));
+    keys.add("a", new, bounds, once, &ada()).await.unwrap()
+}
+
+async fn set(place: &Place, sql: &'static str, text: &str) {
+    let pool = place.pool().await;
+    pool.write(sql, vec![text.into()]).await.unwrap();
+    pool.close().await;
+}
+
+/// Many short names took ten times as much memory as their JSON, which alone was counted.
+async fn each_group_of_people_with_keys_counts_beside_its_name(place: Place) {
+    let [store, _] = open(&place).await;
+    made(&store, 1, "eve").await;
+    let short = vec!["\"x\""; 100_000].join(",");
+    let sql = "UPDATE own_keys SET groups = $1 WHERE name = 'k_1'";
+    set(&place, sql, &format!("[{short}]")).await;
+    let full = add(&store, new(2, "ada", 10), 2).await;
+    assert!(matches!(full, OwnKeyChange::TenantFull), "{full:?}");
+    set(&place, sql, &format!("[{}]", &short[..4 * 50_000 - 1])).await;
+    made(&store, 2, "ada").await;
+}
+
+/// After an upgrade a tenant may be above the bound: each person lost their keys with one of their groups.
+async fn groups_that_shrink_end_no_key(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    for (number, subject) in [(1, "eve"), (2, "ada"), (3, "ada")] {
+        let made = one_of_many(&store, new(number, subject, 10)).await;
+        assert!(matches!(made, OwnKeyChange::Done(_)), "{made:?}");
+    }
+    let large = format!("[\"{}\"]", "x".repeat(5 << 20));
+    let sql = "UPDATE own_keys SET groups = $1 WHERE subject = 'eve'";
+    set(&place, sql, &large).await;
+    let keys = store.own_keys();
+    let tell = async |group: &str| keys.tell("a", "ada", &[group.to_owned()]).await.unwrap();
+    assert!(tell("ops").await);
+    assert_eq!(replica.read().await.hashes(), [1, 2, 3]);
+    assert_eq!(&*replica.key(2).unwrap().groups, ["ops"]);
+    assert!(tell("engineers").await);
+    assert_eq!(replica.read().await.hashes(), [1]);
+    // The trail says whose they were, and why.
+    let filter = Filter {
+        kind: Some("api_key.removed".to_owned()),
+        ..Filter::default()
+    };
+    let found = store.audit().page(&filter, None, 9).await.unwrap().entries;
+    let targets: BTreeSet<&str> = found.iter().map(|one| one.record.target.as_str()).collect();
+    assert_eq!(targets, BTreeSet::from(["api_key a/k_2", "api_key a/k_3"]));
+    let detail = &found[0].record.detail;
+    assert_eq!(detail["subject"], "ada");
+    let why = "replicas keep no more groups of people with API keys";
+    assert_eq!(detail["why"], why);
+}
+
+/// Each key repeated all groups of its person, which no list shows.
+async fn a_page_of_keys_has_a_bound_in_bytes(place: Place) {
+    let [store, _] = open(&place).await;
+    for (number, subject) in [(1, "ada"), (2, "eve"), (3, "bob")] {
+        made(&store, number, subject).await;
+    }
+    let sql = "UPDATE own_keys SET scopes = $1 WHERE name = 'k_1'";
+    set(&place, sql, &"x".repeat(1 << 20)).await;
+    let keys = store.own_keys();
+    for (after, limit, wanted, is_more) in [
+        ("", 9, "k_1", true),
+        ("k_1", 9, "k_2 k_3", false),
+        ("k_1", 2, "k_2 k_3", false),
+        ("k_1", 1, "k_2", true),
+        ("k_3", 9, "", false),
+    ] {
+        let page = keys.page("a", after, limit).await.unwrap();
+        let names: Vec<&str> = page.keys.iter().map(|one| one.key.name.as_str()).collect();
+        assert_eq!((&*names.join(" "), page.is_more), (wanted, is_more));
+        assert_eq!(page.bytes >> 20 > 0, wanted == "k_1", "{after}");
+        assert!(page.keys.iter().all(|one| one.key.groups.is_empty()));
+    }
+}
+
+/// All keys of all tenants were read at once, each with the groups of its person.
+async fn many_keys_are_read_in_parts(place: Place) {
+    let [store, other] = open(&place).await;
+    let mut replica = Replica::new(&other);
+    let many: Vec<u8> = (1..=205).collect();
+    for number in &many {
+        let made = one_of_many(&store, new(*number, "ada", 10)).await;
+        assert!(matches!(made, OwnKeyChange::Done(_)), "{made:?}");
+        if *number == 1 {
+            replica.read().await;
+        }
+    }
+    assert_eq!(replica.read().await.hashes(), many, "of one person");
+    assert_eq!(Replica::new(&other).read().await.hashes(), many, "of all");
+    let page = store.own_keys().page("a", "", 1000).await.unwrap();
+    assert_eq!((page.keys.len(), page.is_more), (205, false));
+    let page = store.own_keys().page("a", "", 204).await.unwrap();
+    assert_eq!((page.keys.len(), page.is_more), (204, true));
+}
+
+/// A key that had the groups already was waited for with the lock on `changes`, for which its rotation waited.
+#[tokio::test]
+async fn no_key_is_waited_for_that_is_rotated_beside() {
+    let place = Place::postgres();
+    let [store, _] = open(&place).await;
+    for (number, subject) in [(1, "eve"), (2, "ada"), (3, "ada")] {
+        made(&store, number, subject).await;
+    }
+    let large = format!("[\"{}\"]", "x".repeat(5 << 20));
+    let sql = "UPDATE own_keys SET groups = $1 WHERE subject = 'eve'";
+    set(&place, sql, &large).await;
+    let sql = "UPDATE own_keys SET groups = $1 WHERE name = 'k_3'";
+    set(&place, sql, "[\"engineers\"]").await;
+    let pool = place.pool().await;
+    let mut rotation = pool.begin_unserialized().await.unwrap();
+    let sql = "UPDATE own_keys SET used_ms = used_ms WHERE name = 'k_3'";
+    rotation.run(sql, Vec::new()).await.unwrap();
+    let groups = ["engineers".to_owned()];
+    let told = store.own_keys().tell("a", "ada", &groups).await;
+    assert!(told.unwrap());
+    rotation.commit().await.unwrap();
+    pool.close().await;
+    assert_eq!(names(&store, Some("ada")).await, ["k_2", "k_3"]);
 }
 
 #[tokio::test]

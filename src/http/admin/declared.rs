@@ -26,6 +26,7 @@ use crate::{
     config::Format,
     database::{
         self, Expected,
+        oauth::OwnKeyPage,
         objects::{Listed, Stored},
     },
     declare::{Change, ChangeKind, Declared, Document, Kind, OWN_KEY, Object, ObjectName, Prune},
@@ -217,35 +218,41 @@ async fn list(call: Call, kind: Kind) -> OperationResult {
     let store = call.caller.store(&call.front).await?;
     let found = store.objects().page(kind, tenant, after, limit).await?;
     let own = match (kind, tenant) {
-        // One key more than the limit shows that there is another page.
-        (Kind::ApiKey, Some(tenant)) => issued::own_keys(&store, tenant, after, limit + 1).await?,
-        _ => Vec::new(),
+        (Kind::ApiKey, Some(tenant)) => {
+            let keys = store.own_keys();
+            keys.page(tenant, after.unwrap_or_default(), limit).await?
+        }
+        _ => OwnKeyPage::default(),
     };
     let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
+    let bytes = bytes.saturating_add(own.bytes);
     let turn = LargeWork::turn(call.caller.owner(), bytes).await;
     Ok(turn.run(|| {
-        let (items, next) = listed(found, own, limit);
+        let keys = issued::own_keys(tenant.unwrap_or_default(), &own);
+        let (items, next) = listed(found, (keys, own.is_more), limit);
         page_of(items.into_iter().map(|(_, item)| item), next)
     }))
 }
 
 /// The items of a page of declared objects, each as its name and JSON, and the cursor of the next page. API keys that people
-/// made are among them, as far as the declared ones reach.
+/// made are among them, as far as both reach; with them comes whether there are others behind them.
 fn listed(
     found: Listed,
-    own: Vec<(String, Json)>,
+    (own, is_more_own): (Vec<(String, String)>, bool),
     limit: usize,
 ) -> (Vec<(String, String)>, Option<String>) {
-    let mut is_more = found.is_more;
     let named = found.objects.into_iter();
     let named = named.map(|stored| (stored.name.name().to_owned(), shown(&stored).to_string()));
     let mut items: Vec<(String, String)> = named.collect();
-    let end = items
-        .last()
-        .filter(|_| is_more)
-        .map(|(name, _)| name.clone());
-    let own = own.into_iter().map(|(name, key)| (name, key.to_string()));
-    items.extend(own.filter(|(name, _)| end.as_ref().is_none_or(|end| name <= end)));
+    let ends = [
+        items.last().filter(|_| found.is_more),
+        own.last().filter(|_| is_more_own),
+    ];
+    let ends = ends.into_iter().flatten();
+    let end = ends.map(|(name, _)| name.clone()).min();
+    let mut is_more = end.is_some();
+    items.extend(own);
+    items.retain(|(name, _)| end.as_ref().is_none_or(|end| name <= end));
     items.sort_by(|(one, _), (other, _)| one.cmp(other));
     is_more |= items.len() > limit;
     items.truncate(limit);
@@ -515,10 +522,11 @@ mod tests {
 
     use super::super::declared::*;
 
-    /// The declared ones, whether there are more, the limit, the names that are listed, and the next cursor.
+    /// The declared ones, whether there are more of them and of the others, the limit, the names that are listed, and the
+    /// next cursor.
     type Case = (
         &'static [&'static str],
-        bool,
+        [bool; 2],
         usize,
         &'static str,
         Option<&'static str>,
@@ -536,23 +544,25 @@ mod tests {
             created_ms: 0,
             updated_ms: 0,
         };
-        let own = || ["b", "d", "e"].map(|name| (name.to_owned(), json!({"own": name})));
-        let all: [Case; 7] = [
-            (&["a", "c"], true, 9, "abc", Some("c")),
-            (&["a", "c"], false, 9, "abcde", None),
-            (&["a", "c"], false, 5, "abcde", None),
-            (&["a", "c"], false, 4, "abcd", Some("d")),
-            (&["a", "c"], true, 2, "ab", Some("b")),
-            (&[], false, 3, "bde", None),
-            (&["f"], true, 9, "bdef", Some("f")),
+        let own = || ["b", "d", "e"].map(|name| (name.to_owned(), format!("own {name}")));
+        let all: [Case; 9] = [
+            (&["a", "c"], [true, false], 9, "abc", Some("c")),
+            (&["a", "c"], [false, false], 9, "abcde", None),
+            (&["a", "c"], [false, false], 5, "abcde", None),
+            (&["a", "c"], [false, false], 4, "abcd", Some("d")),
+            (&["a", "c"], [true, false], 2, "ab", Some("b")),
+            (&[], [false, false], 3, "bde", None),
+            (&["f"], [true, false], 9, "bdef", Some("f")),
+            (&["a", "f"], [false, true], 9, "abde", Some("e")),
+            (&["a", "c"], [true, true], 9, "abc", Some("c")),
         ];
-        for (declared, is_more, limit, wanted, next) in all {
+        for (declared, [is_more, is_more_own], limit, wanted, next) in all {
             let found = Listed {
                 objects: declared.iter().map(stored).collect(),
                 bytes: 0,
                 is_more,
             };
-            let (items, cursor) = listed(found, own().into(), limit);
+            let (items, cursor) = listed(found, (own().into(), is_more_own), limit);
             let names: String = items.iter().map(|(name, _)| name.as_str()).collect();
             assert_eq!(
                 (names.as_str(), cursor.as_deref()),
@@ -565,10 +575,10 @@ mod tests {
             bytes: 0,
             is_more: false,
         };
-        let (items, _) = listed(found, own().into(), 2);
+        let (items, _) = listed(found, (own().into(), false), 2);
         let shown: Json = serde_json::from_str(&items[0].1).unwrap();
         assert_eq!(shown["spec"], json!({}));
-        assert_eq!(items[1].1, r#"{"own":"b"}"#);
+        assert_eq!(items[1].1, "own b");
     }
 
     #[test]

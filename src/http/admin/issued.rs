@@ -17,10 +17,10 @@ use crate::{
     base::{budget::LargeWork, hex, moment},
     config::Wrong,
     database::{
-        self, ConnectionAt, ConnectionFilter, Expected, ForAdministrator, Record, StoredConnection,
+        self, ConnectionAt, ConnectionFilter, Expected, Record, StoredConnection,
         oauth::{
             ClientPage, GrantFilter, ListedClient, ListedGrant, ListedKey, ListedOwnKey, OwnKeyAt,
-            Revoked, Schedule,
+            OwnKeyPage, Revoked, Schedule,
         },
     },
     declare::{AuthMode, Document},
@@ -255,20 +255,11 @@ pub(super) async fn remove_client(call: Call) -> OperationResult {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// The API keys of a tenant that people made, by name, after `after`.
-pub(super) async fn own_keys(
-    database: &ForAdministrator<'_>,
-    tenant: &str,
-    after: Option<&str>,
-    limit: usize,
-) -> Result<Vec<(String, Json)>, Problem> {
-    let keys = database.own_keys();
-    let after = after.unwrap_or_default();
-    let found = keys.list(tenant, None, after, limit).await?;
-    let named = found.iter();
-    Ok(named
-        .map(|listed| (listed.key.name.clone(), own_key(tenant, listed)))
-        .collect())
+/// A page of API keys of a tenant that people made, each as its name and JSON. One at a time is a tree.
+pub(super) fn own_keys(tenant: &str, found: &OwnKeyPage) -> Vec<(String, String)> {
+    let keys = found.keys.iter();
+    keys.map(|listed| (listed.key.name.clone(), own_key(tenant, listed).to_string()))
+        .collect()
 }
 
 /// Shows an API key that a person made, in the form of a declared one.

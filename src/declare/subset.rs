@@ -9,8 +9,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct Subset<T> {
     all: Arc<[T]>,
-    /// A bit for each item; none if all are members.
-    members: Option<Arc<[u64]>>,
+    /// A bit for each item; none if all are members. A pointer alone, since most have none.
+    members: Option<Arc<Vec<u64>>>,
 }
 
 impl<T> From<Arc<[T]>> for Subset<T> {
@@ -44,7 +44,7 @@ impl<T> Subset<T> {
         }
         Self {
             all: Arc::clone(all),
-            members: Some(words.into()),
+            members: Some(Arc::new(words)),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::id_blocks::IdBlocks;
+use super::id_blocks::{Caller, IdBlocks};
 use crate::declare::Isolation;
 
 /// The bytes that the calls of each caller take. Without several callers there is no bound but that of all.
@@ -15,7 +15,7 @@ pub(super) struct CallerRooms {
     /// The callers by the ids of calls, once they are known.
     ids: Option<Arc<IdBlocks>>,
     /// The bytes of each that has any.
-    used: HashMap<Arc<str>, usize>,
+    used: HashMap<Caller, usize>,
 }
 
 /// The part of what the others leave that a caller gets.
@@ -39,7 +39,7 @@ impl CallerRooms {
     }
 
     /// The caller of the call with a raw id; none where it does not matter.
-    pub(super) fn caller(&self, id: &[u8]) -> Option<Arc<str>> {
+    pub(super) fn caller(&self, id: &[u8]) -> Option<Caller> {
         let id = str::from_utf8(id).ok()?.parse().ok()?;
         self.ids.as_ref()?.caller(id)
     }
@@ -47,7 +47,7 @@ impl CallerRooms {
     /// Whether a caller has room for a further call of so many bytes, where all take `kept` of `most`.
     pub(super) fn has_room(
         &self,
-        caller: Option<&Arc<str>>,
+        caller: Option<Caller>,
         bytes: usize,
         (kept, most): (usize, usize),
     ) -> bool {
@@ -61,7 +61,7 @@ impl CallerRooms {
     /// The same for what becomes known during a call.
     pub(super) fn may_grow(
         &self,
-        caller: Option<&Arc<str>>,
+        caller: Option<Caller>,
         bytes: usize,
         (kept, most): (usize, usize),
     ) -> bool {
@@ -72,27 +72,27 @@ impl CallerRooms {
     }
 
     /// Counts bytes of a caller.
-    pub(super) fn take(&mut self, caller: Option<&Arc<str>>, bytes: usize) {
+    pub(super) fn take(&mut self, caller: Option<Caller>, bytes: usize) {
         if let Some(caller) = caller {
-            *self.used.entry(Arc::clone(caller)).or_default() += bytes;
+            *self.used.entry(caller).or_default() += bytes;
         }
     }
 
     /// Counts them no more.
-    pub(super) fn give_back(&mut self, caller: Option<&Arc<str>>, bytes: usize) {
+    pub(super) fn give_back(&mut self, caller: Option<Caller>, bytes: usize) {
         let Some(caller) = caller else {
             return;
         };
         let used = self.used(caller).saturating_sub(bytes);
         if used == 0 {
-            self.used.remove(caller);
+            self.used.remove(&caller);
         } else {
-            self.used.insert(Arc::clone(caller), used);
+            self.used.insert(caller, used);
         }
     }
 
-    fn used(&self, caller: &Arc<str>) -> usize {
-        self.used.get(caller).copied().unwrap_or(0)
+    fn used(&self, caller: Caller) -> usize {
+        self.used.get(&caller).copied().unwrap_or(0)
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn callers_are_known_by_ids_where_several_share_a_child() {
         let ids = IdBlocks::new();
-        let lease = IdLease::new(&ids, 1, "ada".into()).unwrap();
+        let lease = IdLease::new(&ids, 1, "ada").unwrap();
         let id = lease.ids().start().to_string();
         for (isolation, is_known) in [
             (Isolation::Session, false),
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(rooms.caller(id.as_bytes()), None);
             rooms.know_callers(&ids);
             let caller = rooms.caller(id.as_bytes());
-            assert_eq!(caller.as_deref(), is_known.then_some("ada"));
+            assert_eq!(caller, is_known.then(|| ids.called("ada")));
             assert_eq!(rooms.caller(b"1"), None, "the gateway itself");
             assert_eq!(rooms.caller(b"\"x\""), None);
         }
@@ -124,24 +124,25 @@ mod tests {
     fn a_caller_leaves_room_for_others_whatever_it_keeps() {
         let mut rooms = CallerRooms::default();
         let (mut kept, most) = (0, 1 << 20);
+        let ids = IdBlocks::new();
         for caller in 0..4 {
-            let caller: Arc<str> = caller.to_string().into();
+            let caller = ids.called(&caller.to_string());
             let mut calls = 0;
-            while rooms.has_room(Some(&caller), 1 << 10, (kept, most)) {
-                rooms.take(Some(&caller), 1 << 10);
+            while rooms.has_room(Some(caller), 1 << 10, (kept, most)) {
+                rooms.take(Some(caller), 1 << 10);
                 (kept, calls) = (kept + (1 << 10), calls + 1);
             }
             assert!(calls > 100, "{calls}");
-            let is_single = rooms.has_room(Some(&caller), (most - kept) / 3, (kept, most));
+            let is_single = rooms.has_room(Some(caller), (most - kept) / 3, (kept, most));
             assert!(!is_single, "it has others");
-            let other = "other".into();
-            let is_single = rooms.has_room(Some(&other), (most - kept) / 3, (kept, most));
+            let other = ids.called("other");
+            let is_single = rooms.has_room(Some(other), (most - kept) / 3, (kept, most));
             assert!(is_single);
         }
         assert!(rooms.has_room(None, most, (kept, most)), "bounded by all");
-        let caller: Arc<str> = "0".into();
-        let used = rooms.used(&caller);
-        rooms.give_back(Some(&caller), used);
+        let caller = ids.called("0");
+        let used = rooms.used(caller);
+        rooms.give_back(Some(caller), used);
         assert!(!rooms.used.contains_key(&caller));
     }
 }

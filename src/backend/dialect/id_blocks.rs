@@ -5,6 +5,7 @@
 
 use std::{
     collections::VecDeque,
+    hash::{BuildHasher, RandomState},
     ops::RangeInclusive,
     sync::{Arc, PoisonError, RwLock},
 };
@@ -21,11 +22,16 @@ const FIRST: u32 = 1 << (24 - BITS);
 const END: u32 = 1 << (31 - BITS);
 
 /// All blocks of the gateway, with the sessions that hold them.
-pub(crate) struct IdBlocks(RwLock<Blocks>);
+pub(crate) struct IdBlocks(RwLock<Blocks>, RandomState);
+
+/// What tells callers apart at shared children. It is no name, of which each session would have a copy: two may have the
+/// same one, by chance alone, and then they have the room of one together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Caller(u32);
 
 struct Blocks {
     /// Number and caller of the session that holds a block.
-    holders: Table<u32, (u32, Arc<str>)>,
+    holders: Table<u32, (u32, Caller)>,
     /// The first block that was never leased.
     fresh: u32,
     /// Blocks that were given back, oldest first: they are leased again after all others, so that a late
@@ -38,8 +44,7 @@ pub(crate) struct IdLease {
     blocks: Arc<IdBlocks>,
     /// Number of the session.
     session: u32,
-    /// The name of its caller.
-    caller: Arc<str>,
+    caller: Caller,
     /// The present block is the last one; requests with ids of the others are open.
     held: Vec<u32>,
 }
@@ -47,31 +52,38 @@ pub(crate) struct IdLease {
 impl IdBlocks {
     /// All blocks, none of them leased.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(RwLock::new(Blocks {
+        let blocks = Blocks {
             holders: Table::default(),
             fresh: FIRST,
             returned: VecDeque::new(),
-        })))
+        };
+        Arc::new(Self(RwLock::new(blocks), RandomState::new()))
     }
 
     /// The number of the session that holds an id or progress token.
     pub(crate) fn holder(&self, id: u64) -> Option<u32> {
-        self.find(id, |(session, _)| *session)
+        self.find(id).map(|(session, _)| session)
     }
 
-    /// The name of the caller whose session holds an id.
-    pub(super) fn caller(&self, id: u64) -> Option<Arc<str>> {
-        self.find(id, |(_, caller)| Arc::clone(caller))
+    /// The caller whose session holds an id.
+    pub(super) fn caller(&self, id: u64) -> Option<Caller> {
+        self.find(id).map(|(_, caller)| caller)
     }
 
-    fn find<T>(&self, id: u64, read: impl FnOnce(&(u32, Arc<str>)) -> T) -> Option<T> {
+    /// What tells a caller of this name apart. Nobody can choose a name for it.
+    pub(super) fn called(&self, name: &str) -> Caller {
+        let [.., a, b, c, d] = self.1.hash_one(name).to_be_bytes();
+        Caller(u32::from_be_bytes([a, b, c, d]))
+    }
+
+    fn find(&self, id: u64) -> Option<(u32, Caller)> {
         let block = u32::try_from(id >> BITS).ok()?;
         let blocks = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        blocks.holders.get(&block).map(read)
+        blocks.holders.get(&block).copied()
     }
 
     /// Leases a block to a session of a caller; none if all are leased.
-    fn lease(&self, session: u32, caller: &Arc<str>) -> Option<u32> {
+    fn lease(&self, session: u32, caller: Caller) -> Option<u32> {
         let mut blocks = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let block = if blocks.fresh < END {
             blocks.fresh += 1;
@@ -79,7 +91,7 @@ impl IdBlocks {
         } else {
             blocks.returned.pop_front()?
         };
-        blocks.holders.insert(block, (session, Arc::clone(caller)));
+        blocks.holders.insert(block, (session, caller));
         Some(block)
     }
 
@@ -92,8 +104,9 @@ impl IdBlocks {
 
 impl IdLease {
     /// Leases the first block of a session of a caller; none if all are leased.
-    pub(crate) fn new(blocks: &Arc<IdBlocks>, session: u32, caller: Arc<str>) -> Option<Self> {
-        let held = vec![blocks.lease(session, &caller)?];
+    pub(crate) fn new(blocks: &Arc<IdBlocks>, session: u32, caller: &str) -> Option<Self> {
+        let caller = blocks.called(caller);
+        let held = vec![blocks.lease(session, caller)?];
         let blocks = Arc::clone(blocks);
         Some(Self {
             blocks,
@@ -111,7 +124,7 @@ impl IdLease {
     /// Leases another block, and gives those back in which no request is open. If all are leased, the
     /// session keeps its block.
     pub(super) fn renew(&mut self, is_open: impl Fn(&RangeInclusive<u64>) -> bool) {
-        let Some(next) = self.blocks.lease(self.session, &self.caller) else {
+        let Some(next) = self.blocks.lease(self.session, self.caller) else {
             return;
         };
         let blocks = &self.blocks;
@@ -148,7 +161,7 @@ mod tests {
     fn the_ids_of_a_session_are_its_own_to_the_last() {
         let blocks = IdBlocks::new();
         let leases: Vec<_> = (1..=3)
-            .map(|session| IdLease::new(&blocks, session, "".into()).unwrap())
+            .map(|session| IdLease::new(&blocks, session, "").unwrap())
             .collect();
         assert_eq!(*leases[0].ids().start(), OWN_IDS);
         for (lease, session) in leases.iter().zip(1..) {
@@ -170,13 +183,13 @@ mod tests {
     fn blocks_stay_below_32_bits_and_the_longest_unused_comes_first() {
         let blocks = IdBlocks::new();
         let all: Vec<_> = (FIRST..END)
-            .map(|session| IdLease::new(&blocks, session, "".into()).unwrap())
+            .map(|session| IdLease::new(&blocks, session, "").unwrap())
             .collect();
         assert_eq!(*all.last().unwrap().ids().end(), (1 << 31) - 1);
-        assert!(IdLease::new(&blocks, 1, "".into()).is_none());
+        assert!(IdLease::new(&blocks, 1, "").is_none());
         let mut all = all.into_iter();
         let returned: Vec<_> = all.by_ref().take(2).map(|lease| lease.ids()).collect();
-        let again = [2, 3].map(|session| IdLease::new(&blocks, session, "".into()).unwrap());
+        let again = [2, 3].map(|session| IdLease::new(&blocks, session, "").unwrap());
         assert_eq!(again.each_ref().map(IdLease::ids)[..], returned);
         assert_eq!(blocks.holder(*returned[1].start()), Some(3));
         // Without another block the session keeps the one it has.
@@ -188,7 +201,7 @@ mod tests {
     #[test]
     fn a_block_is_held_while_a_request_in_it_is_open() {
         let blocks = IdBlocks::new();
-        let mut lease = IdLease::new(&blocks, 7, "".into()).unwrap();
+        let mut lease = IdLease::new(&blocks, 7, "").unwrap();
         let first = lease.ids();
         lease.renew(|ids| *ids == first);
         let second = lease.ids();

@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::caller_rooms::CallerRooms;
-use super::id_blocks::IdBlocks;
+use super::id_blocks::{Caller, IdBlocks};
 use super::legacy::MAX_OWED;
 use super::listening::{Listening, Out, push_cancelled};
 use super::results::Results;
@@ -57,7 +57,7 @@ struct Call {
     /// The request, as the server got it first.
     request: Bytes,
     /// Its caller, where several share the child.
-    caller: Option<Arc<str>>,
+    caller: Option<Caller>,
     /// Whether its client can be asked.
     may_be_asked: bool,
     /// How often the server has asked.
@@ -261,10 +261,10 @@ impl Modern {
         let of_all = (self.kept, most);
         if is_asked_back
             && self.kept + length <= most
-            && self.rooms.has_room(caller.as_ref(), length, of_all)
+            && self.rooms.has_room(caller, length, of_all)
         {
             self.kept += length;
-            self.rooms.take(caller.as_ref(), length);
+            self.rooms.take(caller, length);
             let call = Call {
                 request: Bytes::copy_from_slice(&to.server[start..]),
                 caller,
@@ -287,7 +287,7 @@ impl Modern {
     fn remove(&mut self, id: &[u8]) -> Option<Call> {
         let call = self.calls.remove(id)?;
         self.kept -= call.size();
-        self.rooms.give_back(call.caller.as_ref(), call.size());
+        self.rooms.give_back(call.caller, call.size());
         Some(call)
     }
 
@@ -442,7 +442,7 @@ impl Modern {
         if self.kept + size > MAX_KEPT {
             return self.fail(id, TOO_MUCH, to);
         }
-        let (caller, of_all) = (call.caller.as_ref(), (self.kept, MAX_KEPT));
+        let (caller, of_all) = (call.caller, (self.kept, MAX_KEPT));
         if !self.rooms.may_grow(caller, size, of_all) {
             return self.fail(id, TOO_MUCH, to);
         }
@@ -471,7 +471,7 @@ impl Modern {
             return;
         };
         let known = self.calls.get(id);
-        let caller = known.and_then(|call| call.caller.clone());
+        let caller = known.and_then(|call| call.caller);
         let call = self.calls.get_mut(id).filter(|call| call.round == round);
         let asks = call.map(|call| &mut call.asks);
         let Some(ask) = asks.and_then(|asks| asks.get_mut(usize::try_from(at).ok()?)) else {
@@ -490,7 +490,7 @@ impl Modern {
             CANCELLED
         };
         let is_refused = message.result().is_none() && !ask.is_elicitation;
-        let (caller, of_all) = (caller.as_ref(), (self.kept, MAX_KEPT));
+        let (caller, of_all) = (caller, (self.kept, MAX_KEPT));
         let has_room = self.rooms.may_grow(caller, answer.len(), of_all);
         let answer = if has_room { answer } else { CANCELLED };
         self.kept += answer.len();
@@ -553,7 +553,7 @@ impl Modern {
         let state = call.state.take();
         let less = before - call.size();
         self.kept -= less;
-        self.rooms.give_back(call.caller.as_ref(), less);
+        self.rooms.give_back(call.caller, less);
         match modern::retry(&call.request, &again, answers, state.as_deref()) {
             Some(line) => {
                 to.server.extend_from_slice(&line);

@@ -38,7 +38,7 @@ use crate::{
     base::budget::{Drawn, LARGE_STEP, LargeWork},
     declare::Server,
     protocol::{Kind, Message, Revision, initialize},
-    telemetry::{ChildState, Exit},
+    telemetry::{ChildState, Dropped, Exit},
 };
 
 /// Time for a session to empty a full inbox.
@@ -592,8 +592,7 @@ impl RunningChild {
             }
             Recipients::Gateway => {}
             Recipients::Own(method) => {
-                if let Some(error) = message.error() {
-                    let server = &self.shared.server;
+                if let (Some(error), server) = (message.error(), &self.shared.server) {
                     log_own_error((&server.tenant, &server.name), method, error);
                 }
             }
@@ -617,8 +616,7 @@ impl RunningChild {
             return self.count_dropped();
         };
         let is_sent = {
-            let share = self.child.share();
-            pin! { let put = inbox.put(message, counted, share); }
+            pin! { let put = inbox.put(message, counted, self.child.share()); }
             match put.as_mut().now_or_never() {
                 Some(is_sent) => is_sent,
                 // A session that does not read must not delay the others.
@@ -631,8 +629,8 @@ impl RunningChild {
     }
 
     fn count_dropped(&self) {
-        let reason = crate::telemetry::Dropped::Unknown;
-        self.shared.pool.metrics.messages_dropped.add(reason);
+        let metrics = &self.shared.pool.metrics;
+        metrics.messages_dropped.add(Dropped::Unknown);
     }
 
     /// End of a pause in reading, if the child sends too much.

@@ -103,7 +103,7 @@ impl SharedChildren {
 
     /// A number for a session of a caller, reused only after all others, and its ids at shared children; none if the
     /// ids of all children are leased.
-    pub(crate) fn enlist(&self, caller: Arc<str>) -> Option<(u32, IdLease)> {
+    pub(crate) fn enlist(&self, caller: &str) -> Option<(u32, IdLease)> {
         let number = loop {
             let number = self.last.fetch_add(1, Ordering::Relaxed);
             if number != 0 {

@@ -94,8 +94,8 @@ fn a_request_and_its_end_are_translated() {
 fn ids_beside_those_of_others_stay_where_they_belong() {
     let blocks = IdBlocks::new();
     let (mut dialect, mut other) = (Legacy::default(), Legacy::default());
-    dialect.confine(IdLease::new(&blocks, 1, "".into()).unwrap());
-    other.confine(IdLease::new(&blocks, 2, "".into()).unwrap());
+    dialect.confine(IdLease::new(&blocks, 1, "").unwrap());
+    other.confine(IdLease::new(&blocks, 2, "").unwrap());
     let begun = |dialect: &mut Legacy| call(dialect, "1", "{}").0;
     let (open, mut used) = (begun(&mut dialect), BTreeSet::new());
     used.insert(open);

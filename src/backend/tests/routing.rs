@@ -21,7 +21,7 @@ fn of(isolation: Isolation) -> (Routing, BytesMut) {
     let mut routing = Routing::new(isolation, Arc::clone(&ids));
     for number in 1..=3 {
         routing.join(number);
-        std::mem::forget(IdLease::new(&ids, number, "".into()));
+        std::mem::forget(IdLease::new(&ids, number, ""));
     }
     (routing, BytesMut::new())
 }

@@ -469,7 +469,7 @@ fn a_caller_at_a_shared_child_leaves_room_for_calls_of_others() {
     both.server_writes(&answer("1", DISCOVERED));
     let ids = IdBlocks::new();
     let leases = [(1, "ada"), (2, "ada"), (3, "bob")]
-        .map(|(session, caller)| IdLease::new(&ids, session, caller.into()).unwrap());
+        .map(|(session, caller)| IdLease::new(&ids, session, caller).unwrap());
     both.translator.know_callers(&ids);
     let first = leases.each_ref().map(|lease| *lease.ids().start());
     let text = "x".repeat(200 << 10);

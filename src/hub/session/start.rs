@@ -102,7 +102,7 @@ impl Session {
             Owner::Caller(name) => name,
             Owner::Tenant => "".into(),
         };
-        let (number, lease) = self.core.shared_children.enlist(caller)?;
+        let (number, lease) = self.core.shared_children.enlist(&caller)?;
         self.link.set_number(number);
         self.dialect.confine(lease);
         Some(number)

@@ -75,8 +75,9 @@ pub(crate) struct SessionStreams {
     /// Ended streams, oldest first, with the bytes that each holds.
     pub(super) ended: VecDeque<(StreamId, Instant, usize)>,
     pub(super) ended_bytes: usize,
-    /// The stream that ended last and its last event, however old: a client at this position has missed nothing.
-    ended_last: Option<(StreamId, u64)>,
+    /// The stream that ended last and its last event, however old: a client at this position has missed nothing. Boxed:
+    /// many sessions have none.
+    ended_last: Option<Box<(StreamId, u64)>>,
     /// Ended streams went because the share had no room for them. From then on a log elsewhere keeps as
     /// many as are here, and no older ones of another owner.
     is_short: bool,
@@ -216,7 +217,7 @@ impl SessionStreams {
         stream.events.shrink_to_fit();
         stream.elsewhere.shrink_to_fit();
         let (bytes, last) = (stream.bytes, stream.last());
-        self.ended_last = Some((id, last));
+        self.ended_last = Some(Box::new((id, last)));
         push_back(&mut self.ended, (id, now, bytes));
         self.ended_bytes += bytes;
         self.drop_ended(now, keep);
@@ -236,7 +237,7 @@ impl SessionStreams {
     ) -> Result<Page, StoreError> {
         self.drop_ended(now, keep);
         let Some(stream) = self.streams.get_mut(&id) else {
-            let is_end = self.ended_last == Some((id, after));
+            let is_end = self.ended_last.as_deref() == Some(&(id, after));
             let end = is_end.then(|| Page {
                 is_end,
                 ..Page::default()

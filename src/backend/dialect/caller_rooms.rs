@@ -7,11 +7,13 @@ use std::{collections::HashMap, sync::Arc};
 use super::id_blocks::{Caller, IdBlocks};
 use crate::declare::Isolation;
 
-/// The bytes that the calls of each caller take. Without several callers there is no bound but that of all.
+/// The bytes that the calls of each caller take; none where no several callers share the child, which have no bound but that
+/// of all. Boxed: each session has room for a child.
 #[derive(Default)]
-pub(super) struct CallerRooms {
-    /// Whether several callers share the child.
-    is_shared: bool,
+pub(super) struct CallerRooms(Option<Box<Rooms>>);
+
+#[derive(Default)]
+struct Rooms {
     /// The callers by the ids of calls, once they are known.
     ids: Option<Arc<IdBlocks>>,
     /// The bytes of each that has any.
@@ -27,21 +29,20 @@ const SINGLE: usize = 2;
 impl CallerRooms {
     /// Those of a child whose sessions are isolated like this.
     pub(super) fn new(isolation: Isolation) -> Self {
-        Self {
-            is_shared: isolation == Isolation::Tenant,
-            ..Self::default()
-        }
+        Self((isolation == Isolation::Tenant).then(Box::default))
     }
 
     /// Takes the callers from these ids from now on.
     pub(super) fn know_callers(&mut self, ids: &Arc<IdBlocks>) {
-        self.ids = Some(Arc::clone(ids)).filter(|_| self.is_shared);
+        if let Some(rooms) = &mut self.0 {
+            rooms.ids = Some(Arc::clone(ids));
+        }
     }
 
     /// The caller of the call with a raw id; none where it does not matter.
     pub(super) fn caller(&self, id: &[u8]) -> Option<Caller> {
         let id = str::from_utf8(id).ok()?.parse().ok()?;
-        self.ids.as_ref()?.caller(id)
+        self.0.as_ref()?.ids.as_ref()?.caller(id)
     }
 
     /// Whether a caller has room for a further call of so many bytes, where all take `kept` of `most`.
@@ -73,26 +74,28 @@ impl CallerRooms {
 
     /// Counts bytes of a caller.
     pub(super) fn take(&mut self, caller: Option<Caller>, bytes: usize) {
-        if let Some(caller) = caller {
-            *self.used.entry(caller).or_default() += bytes;
+        if let (Some(rooms), Some(caller)) = (&mut self.0, caller) {
+            *rooms.used.entry(caller).or_default() += bytes;
         }
     }
 
     /// Counts them no more.
     pub(super) fn give_back(&mut self, caller: Option<Caller>, bytes: usize) {
-        let Some(caller) = caller else {
+        let (Some(rooms), Some(caller)) = (&mut self.0, caller) else {
             return;
         };
-        let used = self.used(caller).saturating_sub(bytes);
-        if used == 0 {
-            self.used.remove(&caller);
-        } else {
-            self.used.insert(caller, used);
+        if let Some(used) = rooms.used.get_mut(&caller) {
+            *used = used.saturating_sub(bytes);
+            if *used == 0 {
+                rooms.used.remove(&caller);
+            }
         }
     }
 
     fn used(&self, caller: Caller) -> usize {
-        self.used.get(&caller).copied().unwrap_or(0)
+        let rooms = self.0.as_ref();
+        let used = rooms.and_then(|rooms| rooms.used.get(&caller));
+        used.copied().unwrap_or(0)
     }
 }
 
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_caller_leaves_room_for_others_whatever_it_keeps() {
-        let mut rooms = CallerRooms::default();
+        let mut rooms = CallerRooms::new(Isolation::Tenant);
         let (mut kept, most) = (0, 1 << 20);
         let ids = IdBlocks::new();
         for caller in 0..4 {
@@ -143,6 +146,6 @@ mod tests {
         let caller = ids.called("0");
         let used = rooms.used(caller);
         rooms.give_back(Some(caller), used);
-        assert!(!rooms.used.contains_key(&caller));
+        assert!(!rooms.0.unwrap().used.contains_key(&caller));
     }
 }

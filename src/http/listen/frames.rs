@@ -145,10 +145,10 @@ impl Frames {
         self.most_fields
     }
 
-    /// Whether there was a frame that no client may send, and of which h2 would take the fields nevertheless, if they are
-    /// wrong: `PUSH_PROMISE` (section 8.4).
+    /// Whether there was what no client may send, and of which h2 would take fields later or nevertheless: `PUSH_PROMISE`
+    /// (section 8.4), and a field without a name (section 8.2.1).
     pub(super) fn is_wrong(&self) -> bool {
-        self.is_wrong
+        self.is_wrong || self.table.is_wrong()
     }
 
     /// The head is complete.
@@ -296,6 +296,24 @@ mod tests {
             let mut frames = begun();
             frames.follow(&frame(kind, END_HEADERS, 20)[..HEAD]);
             assert_eq!(frames.is_wrong(), kind == PUSH_PROMISE);
+        }
+    }
+
+    /// h2 decoded what was behind each with the next frame, all at once and without a wait.
+    #[test]
+    fn a_field_has_a_name() {
+        for (field, is_wrong) in [
+            (&b"\x00\x00\x00"[..], true),
+            (b"\x40\x00\x01a", true),
+            (b"\x10\x80\x00", true),
+            (b"\x00\x01a\x00", false),
+            (b"\x41\x00", false),
+        ] {
+            let mut frames = begun();
+            let length = u16::try_from(field.len()).unwrap();
+            let whole = [&frame(HEADERS, 0, length)[..HEAD], field].concat();
+            frames.follow(&whole);
+            assert_eq!(frames.is_wrong(), is_wrong, "{field:?}");
         }
     }
 

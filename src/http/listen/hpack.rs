@@ -44,6 +44,8 @@ pub(super) struct Table {
     longest: u64,
     /// Fields that have begun in the present frame.
     fields: usize,
+    /// Whether there was a field without a name, which none may be (RFC 9113, section 8.2.1).
+    is_wrong: bool,
 }
 
 /// What of a frame comes next.
@@ -124,7 +126,13 @@ impl Table {
             packed: 0,
             longest: 0,
             fields: 0,
+            is_wrong: false,
         }
+    }
+
+    /// Whether there was a field without a name.
+    pub(super) fn is_wrong(&self) -> bool {
+        self.is_wrong
     }
 
     /// The fields of a frame that is complete, for each of which h2 makes one, though it may be a byte.
@@ -279,7 +287,9 @@ impl Table {
                 self.step = Step::Text;
                 if length == 0 {
                     if self.literal.has_name {
-                        // h2 drops a field without a name, and may go on behind it.
+                        // h2 takes it for the end of what it has of a block, and decodes what is behind it with the next
+                        // frame.
+                        self.is_wrong = true;
                         self.literal.is_inserted = false;
                     }
                     self.end_text();

@@ -286,7 +286,9 @@ async fn streams_beyond_the_bound_are_refused() {
     };
     for (is_refused, answered) in is_bearable(&gateway, early).await {
         assert!(!is_refused, "those within the bound are lost");
-        assert_eq!(answered, (0..64).map(|n| n * 2 + 1).collect());
+        // Further ones, too, if others had been answered before their part of the read was decoded.
+        let within: BTreeSet<u32> = (0..64).map(|n| n * 2 + 1).collect();
+        assert!(answered.is_superset(&within), "{answered:?}");
     }
     let many: Vec<u8> = (0..1000).flat_map(begin).collect();
     for heard in is_bearable(&gateway, async || say(open(&gateway).await, &many).await).await {

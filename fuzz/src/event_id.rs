@@ -15,7 +15,10 @@ pub fn run(input: Input<'_>) {
     }
     let seq = seq % (1 << 48);
     let cursor = Cursor { stream, epoch, seq };
-    assert_eq!(key.encode(session, cursor), key.encode_for(session, cursor, 0));
+    assert_eq!(
+        key.encode(session, cursor),
+        key.encode_for(session, cursor, 0)
+    );
     let id = key.encode_for(session, cursor, connection);
     assert_eq!(id.len(), 32);
     assert!(id.bytes().all(|byte| byte.is_ascii_graphic()));

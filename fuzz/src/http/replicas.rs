@@ -1,5 +1,6 @@
 //! `src/http/replicas`: the parser of streams, behind its own names.
 
+#[expect(dead_code, reason = "the targets use a part of it")]
 #[path = "../../../src/http/replicas/sse_parser.rs"]
 mod sse_parser;
 
@@ -20,6 +21,11 @@ impl Parser {
     pub(crate) fn reconnect(&mut self) {
         self.0.discard_partial();
         self.0.resume();
+    }
+
+    /// Whether an event was passed on.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.0.has_passed()
     }
 
     pub(crate) fn kept(&self) -> usize {
